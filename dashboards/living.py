@@ -229,7 +229,10 @@ def operator(whole: dashboard.Dashboard) -> None:
             "Rounds that ended in an error, agents that were refused, watches that broke.",
             "none",
             query("sum(increase(surefoot_reconcile_failures_total[$__rate_interval]))", "reconciles"),
-            query("sum by (reason) (increase(surefoot_agent_connections_rejected_total[$__rate_interval]))", "refused: {{reason}}"),
+            query(
+                "sum by (reason) (increase(surefoot_agent_connections_rejected_total[$__rate_interval]))",
+                "refused: {{reason}}",
+            ),
             query("sum(increase(surefoot_watch_failures_total[$__rate_interval]))", "watches"),
             width=6,
         )

@@ -13,7 +13,7 @@ def latency(whole: dashboard.Dashboard) -> None:
         ("staging", "stage"): ("Stage", "A rank's state into staging memory, most of it during the next step."),
         ("memory", "replicate"): ("Replicate", "One rank save to one holder of the memory tier."),
         ("memory", "commit"): ("Commit", "The index entry of one rank save on one holder."),
-        ("persistent", "promote"): ("Promote", "One rank save from memory to the persistent tier."),
+        ("persistent", "upload"): ("Upload", "One rank save from memory to the persistent tier."),
     }
     for (tier, phase), (title, about) in phases.items():
         buckets = f'surefoot_checkpoint_duration_seconds_bucket{{{JOB}, tier="{tier}", phase="{phase}"}}'
@@ -97,9 +97,7 @@ def safety(whole: dashboard.Dashboard) -> None:
                 f"sum by (tier, reason) (increase(surefoot_checkpoint_failures_total{{{JOB}}}[$__rate_interval]))",
                 "{{tier}} {{reason}}",
             ),
-            query(
-                f"sum(increase(surefoot_uploads_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"
-            ),
+            query(f"sum(increase(surefoot_uploads_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"),
             query(
                 f"sum(increase(surefoot_incomplete_checkpoints_total{{{JOB}}}[$__rate_interval]))",
                 "checkpoints never complete",

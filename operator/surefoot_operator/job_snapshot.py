@@ -80,7 +80,7 @@ class ObservedMemoryServer:
     """One instance of the memory tier, as the operator last reached it."""
 
     endpoint: MemoryServerEndpoint
-    state: Literal["Ready", "Silent", "Gone"]
+    state: Literal["Ready", "Unreachable", "Gone"]
     """Ready: provisioned for this job and answering. Silent: unknown. Gone: the fabric knows that it no longer is."""
     since_seconds: float
     fence: int | None = None

@@ -55,25 +55,27 @@ agents_disconnected_slow = Counter(
 agents_disconnected_invalid = Counter(
     "surefoot_agents_disconnected_invalid_total", "Connections closed because a message could not be read."
 )
-events_suppressed = Counter("surefoot_events_suppressed_total", "Events that are in the log only: too many in a minute.")
+events_suppressed = Counter(
+    "surefoot_events_suppressed_total", "Events that are in the log only: too many in a minute."
+)
 
 # a rate sees the first of anything only if the series was there before it
 for _reason in (
     "not-leading",
-    "elsewhere",
+    "other-shard",
     "foreign-job",
     "token",
     "timeout",
     "protocol",
     "worker",
-    "crowd",
-    "size",
-    "full",
+    "too-many-connections",
+    "message-too-large",
+    "too-many-agents",
 ):
     agent_connections_rejected.labels(_reason)
 for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
     memory_call_failures.labels(_call)
-for _error in ("FabricError", "InvariantBroken"):
+for _error in ("PlatformError", "InvariantViolation"):
     reconcile_failures.labels(_error)
 for _kind in ("trainingjobs", "pods", "nodes", "leases"):
     watch_failures.labels(_kind)

@@ -16,7 +16,7 @@ from surefoot.protocol.text import escape_control_characters
 
 VARIABLE = "SUREFOOT_LOG_FORMAT"
 FORMATS = ("text", "json")
-KEYS = ("namespace", "job", "worker", "rank", "epoch", "node", "holder")
+KEYS = ("namespace", "job", "worker", "rank", "generation", "node", "memory_server")
 """What a record is about: of the whole process, or of one call by `extra=`."""
 
 

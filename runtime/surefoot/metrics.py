@@ -48,12 +48,12 @@ restore_seconds = Histogram(
 restore_bytes = Counter("surefoot_restore_bytes_total", "Bytes read to restore.", ["source"])
 restore_fallbacks = Counter("surefoot_restore_fallbacks_total", "Ranges read again from another copy.", ["reason"])
 fallbacks = Counter(
-    "surefoot_fallbacks_total", "Times a slower or simpler way was taken because the usual one failed.", ["what"]
+    "surefoot_fallbacks_total", "Times a slower or simpler way was taken because the usual one failed.", ["kind"]
 )
 s3_requests = Counter(
     "surefoot_s3_requests_total",
     "Requests to the bucket as they leave: the first try, or one again.",
-    ["operation", "try"],
+    ["operation", "attempt"],
 )
 step_seconds = Histogram(
     "surefoot_step_duration_seconds", "Time of one training step on this worker.", buckets=BUCKETS_SECONDS
@@ -126,7 +126,7 @@ def reason_of(error: Exception) -> str:
 
 
 # a rate sees the first of anything only if the series was there before it
-for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "promote")):
+for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "upload")):
     checkpoint_seconds.labels(_tier, _phase)
     checkpoint_bytes.labels(_tier)
 for _tier in ("memory", "persistent"):
@@ -142,5 +142,5 @@ for _tier, _reasons in {
 }.items():
     for _reason in _reasons:
         checkpoint_failures.labels(_tier, _reason)
-for _reason in ("silent", "missing", "corrupt", "disagreement", "exchange", "peer", "cut"):
+for _reason in ("unreachable", "missing", "corrupt", "disagreement", "exchange", "peer", "cut"):
     restore_fallbacks.labels(_reason)

@@ -135,8 +135,14 @@ CASES = {
         labels='node="a"',
     ),
     "SurefootMemoryTierDown": Case(
-        (('surefoot_memory_server_up{node="a",server="0"}', "1x120"), ('surefoot_memory_server_up{node="a",server="1"}', "0x120")),
-        (('surefoot_memory_server_up{node="a",server="0"}', "1x120"), ('surefoot_memory_server_up{node="a",server="1"}', "1x120")),
+        (
+            ('surefoot_memory_server_up{node="a",server="0"}', "1x120"),
+            ('surefoot_memory_server_up{node="a",server="1"}', "0x120"),
+        ),
+        (
+            ('surefoot_memory_server_up{node="a",server="0"}', "1x120"),
+            ('surefoot_memory_server_up{node="a",server="1"}', "1x120"),
+        ),
         labels='node="a"',
     ),
     "SurefootMemoryServerUnreachable": one(of_job("surefoot_memory_servers", 'state="Silent"'), "1x120", "0x120"),

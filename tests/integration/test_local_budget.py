@@ -71,5 +71,7 @@ def test_staging_that_is_too_large_is_refused_with_the_numbers_and_training_ends
         done = run.finish()
     assert_whole(done.report, 30)
     assert done.report["incidents"] == []
-    assert len(done.told("StagingMemoryUnavailable")) == 1, "once, not once a save; the other rank has none of that tensor"
+    assert len(done.told("StagingMemoryUnavailable")) == 1, (
+        "once, not once a save; the other rank has none of that tensor"
+    )
     assert done.told("SaveFailed") == []

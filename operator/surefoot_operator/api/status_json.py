@@ -28,13 +28,13 @@ MOMENTS = (
     "detected",
     "claimed",
     "stopped",
-    "sealed",
-    "assigned",
+    "fenced",
+    "committed",
     "firstStep",
     "replaced",
     "since",
     "measured",
-    "at",
+    "time",
     "lastTransition",
     "until",
     "start",
@@ -174,9 +174,9 @@ def status_to_json(status: JobStatus) -> dict[str, Any]:
     world = None if status.membership is None else replace(status.membership, members=())
     body: dict[str, Any] = with_moments(_plain(replace(status, membership=world, assigned_servers=())))
     if members:
-        body["world"]["members"] = list(member_texts(members))
+        body["membership"]["members"] = list(member_texts(members))
     if status.assigned_servers:
-        body["namedHolders"] = list(holder_texts(status.assigned_servers))
+        body["assignedServers"] = list(holder_texts(status.assigned_servers))
     return {"schemaVersion": SCHEMA_VERSION, **body} if body else {}
 
 
@@ -195,12 +195,12 @@ def _read(body: dict[str, Any]) -> JobStatus:
             ".schemaVersion", f"is {version!r:.40}, not {SCHEMA_VERSION}: an operator of another version wrote it"
         )
     members: Members = ()
-    holders = _servers(_texts(body, "namedHolders", ""))
-    body.pop("namedHolders", None)
-    world = body.get("world")
+    holders = _servers(_texts(body, "assignedServers", ""))
+    body.pop("assignedServers", None)
+    world = body.get("membership")
     if isinstance(world, dict):
-        members = _members(_texts(world, "members", ".world"))
-        body["world"] = {name: value for name, value in world.items() if name != "members"}
+        members = _members(_texts(world, "members", ".membership"))
+        body["membership"] = {name: value for name, value in world.items() if name != "members"}
     status = read(JobStatus, with_seconds(body), _SHAPE)
     if status.membership is not None:
         status = replace(status, membership=replace(status.membership, members=members))

@@ -146,7 +146,9 @@ def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWo
         if node is not None and status.get("phase") == "Running" and status.get("podIP"):
             running.setdefault(node, pod)
     known = job.status.assigned_servers if job.status is not None else ()
-    holders = [{"kind": "holder", "node": one.instance.node, "host": one.host, "port": one.port} for one in known]
+    holders = [
+        {"kind": "memory-server", "node": one.instance.node, "host": one.host, "port": one.port} for one in known
+    ]
     workers = [found for node, pod in running.items() if (found := _worker(node, pod)) is not None]
     return [
         ProbeWorker(
@@ -184,7 +186,7 @@ NOT_CHECKED = Finding(
     "give --network while a job runs: it runs a short program in one worker on each node",
 )
 _SHOWN = 5
-_NAMES = {"coordinator": "to the operator", "holder": "to holders", "worker": "between workers"}
+_NAMES = {"coordinator": "to the operator", "memory-server": "to memory servers", "worker": "between workers"}
 _NODES = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
 _REMEDIES = {
     "coordinator resolve": "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
@@ -219,7 +221,7 @@ def _of_kind(kind: str, ways: Sequence[ReachabilityResult]) -> Finding:
     remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
     # who reaches some holders saves to fewer
     reached = {way.source for way in ways if way.seconds is not None}
-    partly = kind == "holder" and reached == {way.source for way in ways}
+    partly = kind == "memory-server" and reached == {way.source for way in ways}
     return Finding(name, "warning" if partly else "fault", said, remedy)
 
 

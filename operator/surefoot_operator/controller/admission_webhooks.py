@@ -226,7 +226,7 @@ class AdmissionServer:
             process_metrics.admission_reviews.labels(path, "failed").inc()
             log.exception("a review of %s failed", path)
             return web.Response(status=500, text="the review failed; the operator's log says why\n")
-        process_metrics.admission_reviews.labels(path, "allowed" if verdict.allowed else "refused").inc()
+        process_metrics.admission_reviews.labels(path, "allowed" if verdict.allowed else "rejected").inc()
         return web.json_response(build_response(review, verdict))
 
 

@@ -317,7 +317,7 @@ class ShardTerms:
             return
         await stop_within("jobs", term.runners.close())
         if not self._terms:
-            await stop_within("holders", self._shared.pool.close())
+            await stop_within("servers", self._shared.pool.close())
         await stop_within("the leader's tasks", term.tasks.close())
         if in_peace:
             try:

@@ -98,7 +98,7 @@ class ConnectionLimiter:
                 del self._of_peer[door.peer]
 
     def _turned_away(self, peer: str) -> bool:
-        metrics.agent_connections_rejected.labels("crowd").inc()
+        metrics.agent_connections_rejected.labels("too-many-connections").inc()
         if not self._shut:
             self._shut = True  # a flood must not become a flood of lines
             log.warning("%s opened too many unauthenticated connections: refusing more", peer)
@@ -142,7 +142,7 @@ class LimitedConnection(asyncio.Protocol):
         if not self.admitted:
             self._left_bytes -= len(data)
             if self._left_bytes < 0:
-                metrics.agent_connections_rejected.labels("size").inc()
+                metrics.agent_connections_rejected.labels("message-too-large").inc()
                 self.cut()
                 return
         self._behind.data_received(data)
@@ -219,7 +219,7 @@ def check_hello(hello: Hello) -> None:
         text = getattr(hello, name)
         if text is not None and len(text) > most:
             raise ProtocolError(f"Hello.{name} has {len(text)} characters, more than {most}")
-    for name in ("index", "attempt", "epoch", "stopped"):
+    for name in ("index", "attempt", "generation", "stopped"):
         number = getattr(hello, name)
         if not 0 <= number <= _MAX_NUMBER:
             raise ProtocolError(f"Hello.{name} is {short_repr(number)}, which is out of range")
@@ -437,7 +437,7 @@ class AgentServer:
                 elsewhere = "" if self._led[shard].is_set() else self._referrals.other_address(shard, line.host)
                 if elsewhere:
                     text = f"the job is in shard {shard}, whose leader is at {elsewhere}"
-                    return _rejected("elsewhere", HelloRejected(text, retry=True, address=elsewhere))
+                    return _rejected("other-shard", HelloRejected(text, retry=True, address=elsewhere))
                 if not await self._leads_soon(shard):
                     return _rejected("not-leading", HelloRejected("this operator does not lead: ask again", retry=True))
                 channel = self._jobs.get(hello.job)
@@ -466,7 +466,7 @@ class AgentServer:
             text = (
                 f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
             )
-            return _rejected("full", HelloRejected(text, retry=True))
+            return _rejected("too-many-agents", HelloRejected(text, retry=True))
         return hello, channel
 
     async def _leads_soon(self, shard: int) -> bool:

@@ -279,7 +279,7 @@ class MemoryServerMonitor:
             log.info(
                 "%s does not answer: %s", self.observed.endpoint.instance, error
             )  # the pool warns, once for all jobs
-            self.observed = replace(self.observed, state="Silent", since_seconds=self._clock())
+            self.observed = replace(self.observed, state="Unreachable", since_seconds=self._clock())
             news = True
         self.observed = replace(self.observed, last_error=self.last_error, rejects_operator=refusing)
         if news:
@@ -625,7 +625,7 @@ class JobMemoryServers:
     def _assigned_but_unseen(self, endpoint: MemoryServerEndpoint) -> ObservedMemoryServer:
         """Named in status, and not seen in this term."""
         kept = self._monitors.get(endpoint.server_id)
-        silent = ObservedMemoryServer(endpoint, "Silent", self._membership_changed_seconds())
+        silent = ObservedMemoryServer(endpoint, "Unreachable", self._membership_changed_seconds())
         return (
             silent
             if kept is None

@@ -35,7 +35,7 @@ _Durations: TypeAlias = tuple[float, ...]
 """Of a histogram's series: the sum of its seconds, then the count in each bucket."""
 
 _PHASES = get_args(Phase)
-_SERVER_STATES = ("Ready", "Silent", "Gone")
+_SERVER_STATES = ("Ready", "Unreachable", "Gone")
 _KINDS = (
     "node-lost",
     "agent-lost",
@@ -48,7 +48,7 @@ _KINDS = (
     "numerics",
     "planned",
 )
-_RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
+_RECOVERY = ("claimed", "stopped", "fenced", "committed", "first-step")
 _BOUNDS = (*BUCKETS_SECONDS, math.inf)
 _BOUND_TEXTS = tuple(floatToGoString(bound) for bound in _BOUNDS)  # type: ignore[no-untyped-call]
 _NO_DURATIONS: _Durations = (0.0,) * (len(_BOUNDS) + 1)
@@ -327,7 +327,7 @@ def _interval_series(job: TrainingJob, status: JobStatus) -> Iterator[_Series]:
             yield interval_steps, (tier,), steps
         if chosen is None:
             continue
-        for name in ("wanted", "step", "cost", "drain", "incident"):
+        for name in ("target", "step", "cost", "flush", "mtbf"):
             seconds = getattr(chosen, f"{name}_seconds")
             if seconds is not None:
                 yield interval_input_seconds, (tier, name), seconds

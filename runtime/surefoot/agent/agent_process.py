@@ -192,7 +192,7 @@ class AgentProcess:
                     assign.generation,
                     assign.local_ranks,
                     assign.world_size,
-                    extra={"epoch": assign.generation},
+                    extra={"generation": assign.generation},
                 )
                 self.staging.drop_older_generations(assign.generation)
                 self.spawn(self._trainers.start(assign, store))
@@ -316,7 +316,10 @@ class AgentProcess:
             case messages.StopTrainers(generation=epoch, reason=reason):
                 if epoch > self.state.claimed:
                     _log.info(
-                        "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
+                        "epoch %d is claimed, trainers of older ones stop: %s",
+                        epoch,
+                        reason,
+                        extra={"generation": epoch},
                     )
                 self.dispatch(message)
             case messages.Shutdown(reason=reason, exit_code=code):

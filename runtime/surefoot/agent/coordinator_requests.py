@@ -378,7 +378,7 @@ class LeaderlessCollector:
             "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
             kept.watermark,
             kept.dropped,
-            extra={"epoch": assign.generation},
+            extra={"generation": assign.generation},
         )
         for problem in kept.problems:
             _log.warning("no coordinator reaches the holders, and one failed during garbage collection: %s", problem)

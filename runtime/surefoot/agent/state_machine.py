@@ -355,7 +355,9 @@ def _store_lost(state: AgentState, epoch: int, detail: str) -> Step:
     if epoch != state.claimed:
         return state, ()
     if state.started == epoch:
-        return state, (on.Send(Notice("TCPStoreExited", f"the store of epoch {epoch} ended while trainers ran: {detail}")),)
+        return state, (
+            on.Send(Notice("TCPStoreExited", f"the store of epoch {epoch} ended while trainers ran: {detail}")),
+        )
     assign = state.assign
     first = assign.first_rank if assign is not None else 0
     # the epoch cannot start; `started` moves on so that it is not tried a second time

@@ -67,7 +67,7 @@ class StepLedger:
     def write(self, epoch: int, rank: int, stepped: StepReport) -> None:
         progress = stepped.progress
         entry = {
-            "epoch": epoch,
+            "generation": epoch,
             "step": progress.step,
             "rank": rank,
             "loss": progress.loss,

@@ -303,7 +303,10 @@ def _restore_from(
             return False
         program.apply(parent.step, shared, own)
         before = shared if own is None else own
-        program.recent, program.anomalies = before.get("recent") or {}, AnomalyRun.of_saved(before.get("odd") or {})
+        program.recent, program.anomalies = (
+            before.get("recent") or {},
+            AnomalyRun.of_saved(before.get("anomalies") or {}),
+        )
         _report_differences(link, told)
         link.report_restore(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.anomalies)
         for damage in reader.heal(about.generation):

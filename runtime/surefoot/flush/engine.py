@@ -402,7 +402,7 @@ class TargetWriter:
 
     def _keys(self, order: WriterCommand) -> dict[str, object]:
         save = order.work.staged.save
-        return {"holder": str(self.target), "rank": save.rank, "epoch": save.generation}
+        return {"memory_server": str(self.target), "rank": save.rank, "generation": save.generation}
 
     def _failed(
         self, order: WriterCommand, cause: Literal["unavailable", "full", "missing"], error: Exception

@@ -257,7 +257,7 @@ def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callab
             return read(tier)
         except (Corrupt, ChunkMissing, TierUnavailable) as problem:
             metrics.restore_fallbacks.labels(
-                "silent" if isinstance(problem, TierUnavailable) else metrics.reason_of(problem)
+                "unreachable" if isinstance(problem, TierUnavailable) else metrics.reason_of(problem)
             ).inc()
             problems.append(problem)
     silent = next((p for p in problems if isinstance(p, TierUnavailable)), None)
@@ -390,7 +390,7 @@ class Uploader:
                 metrics.checkpoint_bytes.labels("persistent").inc(copied.sent_bytes)
                 metrics.unchanged_bytes.labels("persistent").inc(copied.unchanged_bytes)
                 metrics.checkpoint_step.labels("persistent").set(save.step)
-                metrics.checkpoint_seconds.labels("persistent", "promote").observe(seconds)
+                metrics.checkpoint_seconds.labels("persistent", "upload").observe(seconds)
                 return UploadOutcome(save, None, copied.sent_bytes, seconds)
         return UploadOutcome(save, error, 0, time.monotonic() - began, unreadable)
 

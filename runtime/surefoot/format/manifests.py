@@ -10,7 +10,7 @@ from surefoot.format.layouts import DIGEST_BYTES, Stream, digest
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 
-_OBJECTS = re.compile(rb'\{"format":\d+,"values":\{("suspect":true,)?"objects":')
+_OBJECTS = re.compile(rb'\{"format":\d+,"values":\{("loss_anomaly":true,)?"objects":')
 """How values begin that say whose state each object's is: found without reading the rest, which may be long."""
 _OBJECTS_BYTES = 1 << 20
 

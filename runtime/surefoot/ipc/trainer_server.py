@@ -55,7 +55,7 @@ class TrainerConnection:
             _log.error(
                 "rank %d reads no messages from its agent: its connection is closed, it saves no more",
                 self.rank,
-                extra={"rank": self.rank, "epoch": self.generation},
+                extra={"rank": self.rank, "generation": self.generation},
             )
             self.disconnect_now()
 

@@ -295,7 +295,7 @@ class CopySelector:
                         continue
                     if waits == 0:
                         log.warning("%s of %s: %s", part, manifest.save, problem)
-                    metrics.restore_fallbacks.labels("silent").inc()
+                    metrics.restore_fallbacks.labels("unreachable").inc()
                     self.connections.drop(number)
                     self._shrink(number)
                     problems.append(problem)

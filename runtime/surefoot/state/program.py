@@ -153,14 +153,18 @@ class Program:
         """The blob of plain values of this rank at `step`."""
         parts = self._plain()
         body = {
-            **({"suspect": True} if self.suspect else {}),
+            **({"loss_anomaly": True} if self.suspect else {}),
             "objects": self._ownership_digests(parts),  # first: manifests are made from it without reading the rest
             "step": step,
-            "world": self._world_size,
+            "world_size": self._world_size,
             "seed": self._seed,
             "parts": parts,
             "tied": self._tied(),
-            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.anomalies.saved)) if told},
+            **{
+                name: dict(told)
+                for name, told in (("recent", self.recent), ("anomalies", self.anomalies.saved))
+                if told
+            },
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 
@@ -210,7 +214,9 @@ class Program:
         sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
         """
         self._restoring, told = [], list[str]()
-        self._same_world_size = own is not None and own["world"] == self._world_size and not own.get("weights_only")
+        self._same_world_size = (
+            own is not None and own["world_size"] == self._world_size and not own.get("weights_only")
+        )
         standing = {entry.name: entry for entry in self.weights()}
         for part in self._parts:
             if part.name not in shared["parts"] and (fit.may_differ(part.name) or shared.get("weights_only")):

@@ -6,9 +6,9 @@
     {job}/{step}-{epoch}/manifests.jsonl all of them once more in one, once the last is there (`persistent_records`)
     {job}/layouts/{digest}.json
     {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
-    {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
-    {job}/epochs/{E}.json, lineage/{E}.json   what that epoch stands on, twice
-    {job}/epochs/{E}.alive               its program is at work, and has not ended in order
+    {job}/generations/{E}                     who runs without a coordinator claims its epoch by creating this
+    {job}/generations/{E}.json, lineage/{E}.json   what that epoch stands on, twice
+    {job}/generations/{E}.alive               its program is at work, and has not ended in order
 
 There is no fence here: a save of an overtaken world is not on the lineage, so nobody reads it and retention removes it.
 Under a committed name nothing is written: parts are created, never replaced, once a manifest names them. Two exceptions

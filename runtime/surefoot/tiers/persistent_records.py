@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 _CLAIM_TRIES = 50
-_FOLDERS = ("epochs", "lineage")
+_FOLDERS = ("generations", "lineage")
 
 
 class GenerationRecords:
@@ -47,7 +47,7 @@ class GenerationRecords:
         """
         first = max((newest, *self.claimed()))
         for epoch in range(first + 1, first + 1 + _CLAIM_TRIES):
-            if self._store.create(f"{self._job}/epochs/{epoch}", b"claimed\n"):
+            if self._store.create(f"{self._job}/generations/{epoch}", b"claimed\n"):
                 return epoch
         raise TierUnavailable(
             f"epochs {first + 1} to {first + _CLAIM_TRIES} of job {self._job} were all taken meanwhile"
@@ -55,13 +55,13 @@ class GenerationRecords:
 
     def claim_as(self, epoch: int, ticket: str) -> bool:
         """Claims an epoch for who bears this ticket; returns whether the claim is theirs."""
-        path, text = f"{self._job}/epochs/{epoch}", ticket.encode()
+        path, text = f"{self._job}/generations/{epoch}", ticket.encode()
         return self._store.create(path, text) or self._store.read(path) == text
 
     def may_bear(self, epoch: int, ticket: str) -> bool:
         """Whether no other ticket than this one claimed the epoch; writes nothing."""
         try:
-            return self._store.read(f"{self._job}/epochs/{epoch}") == ticket.encode()
+            return self._store.read(f"{self._job}/generations/{epoch}") == ticket.encode()
         except ChunkMissing:
             return True
 
@@ -99,7 +99,7 @@ class GenerationRecords:
     def is_overtaken(self, epoch: int) -> bool:
         """Whether another program claimed the next epoch: one small read, as claims are consecutive."""
         try:
-            self._store.read(f"{self._job}/epochs/{epoch + 1}", 0, 1)
+            self._store.read(f"{self._job}/generations/{epoch + 1}", 0, 1)
         except ChunkMissing:
             return False
         return True
@@ -110,7 +110,9 @@ class GenerationRecords:
 
     def marked(self) -> list[int]:
         """Lists epochs whose program has not ended in order, oldest first."""
-        names = [n.removesuffix(".alive") for n in self._store.sizes(f"{self._job}/epochs") if n.endswith(".alive")]
+        names = [
+            n.removesuffix(".alive") for n in self._store.sizes(f"{self._job}/generations") if n.endswith(".alive")
+        ]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def last_beat(self, epoch: int) -> str | None:
@@ -125,7 +127,7 @@ class GenerationRecords:
         self._store.remove(self._alive(epoch))
 
     def _alive(self, epoch: int) -> str:
-        return f"{self._job}/epochs/{epoch}.alive"
+        return f"{self._job}/generations/{epoch}.alive"
 
     def _text(self, path: str) -> str | TierError:
         """Empty where it has gone since it was listed."""
@@ -156,9 +158,9 @@ def manifest_list_text(manifests: Iterable[RankManifest]) -> bytes:
     lines = "\n".join(m.to_json() for m in order).encode()
     head = {
         "format": FORMAT,
-        "epoch": order[0].save.generation,
+        "generation": order[0].save.generation,
         "step": order[0].save.step,
-        "world": order[0].world_size,
+        "world_size": order[0].world_size,
         "digest": xxhash.xxh3_64_hexdigest(lines),
     }
     return json.dumps(head, separators=(",", ":")).encode() + b"\n" + lines
@@ -174,7 +176,7 @@ def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, Ra
     try:
         bounds.check_json("the head of a list of manifests", first, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         head = json.loads(first)
-        told = (head["format"], head["epoch"], head["step"], head["digest"])
+        told = (head["format"], head["generation"], head["step"], head["digest"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"the list of manifests of {checkpoint} cannot be read: {error!r}") from error
     if told != (FORMAT, checkpoint.generation, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
@@ -217,9 +219,12 @@ def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
         body = json.loads(text or b"")
         if body["format"] != FORMAT:
             return None
-        checkpoint, world = Checkpoint(generation=int(body["epoch"]), step=int(body["step"])), int(body["world"])
-        bounds.check(record, "world", world, bounds.MAX_RANKS, 1)
-        for field, value in (("epoch", checkpoint.generation), ("step", checkpoint.step)):
+        checkpoint, world = (
+            Checkpoint(generation=int(body["generation"]), step=int(body["step"])),
+            int(body["world_size"]),
+        )
+        bounds.check(record, "world_size", world, bounds.MAX_RANKS, 1)
+        for field, value in (("generation", checkpoint.generation), ("step", checkpoint.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
         return checkpoint, world
     except OutOfBounds as error:
@@ -237,7 +242,7 @@ def grown_newest_record(before: bytes | None, checkpoint: Checkpoint, world: int
     told = read_newest_record(before)
     if told is not None and told[0] >= checkpoint:
         return None
-    body = {"format": FORMAT, "epoch": checkpoint.generation, "step": checkpoint.step, "world": world}
+    body = {"format": FORMAT, "generation": checkpoint.generation, "step": checkpoint.step, "world_size": world}
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -109,7 +109,7 @@ def _count(request: Any, event_name: str, **_: Any) -> None:
     """Counts each try of a request, as it leaves."""
     told = request.headers.get("amz-sdk-request", b"")
     first = "attempt=1" in (told.decode() if isinstance(told, bytes) else told)
-    metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "again").inc()
+    metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "retry").inc()
 
 
 # ---- s3 uploads ------------------------------------------------------------------------------------------------------

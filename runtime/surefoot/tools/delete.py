@@ -3,7 +3,7 @@
 Run by the operator in a pod with the job's own identity, for a job that is being deleted and says so
 (`checkpoint.persistent.onJobDeletion: Delete`). Which job and which tier come by environment (SUREFOOT_JOB_UID,
 SUREFOOT_PERSISTENT_URI, …), so that no credentials stand on a command line. Safe to repeat: what is gone already is
-success. Prints one line of JSON: {"job", "uri", "checkpoints": [{"step", "epoch"}], "deleted", "problem"}.
+success. Prints one line of JSON: {"job", "uri", "checkpoints": [{"step", "generation"}], "deleted", "problem"}.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(settings: JobSettings, dry: bool, seconds: float) -> dict[str, Any]:
     # made where there is none: a job that never began has no folder, and its deletion must end
     tier = open_persistent(persistent, job, begin=not dry)
     try:
-        found = [{"step": c.step, "epoch": c.generation} for c in tier.list_all_checkpoints()]
+        found = [{"step": c.step, "generation": c.generation} for c in tier.list_all_checkpoints()]
         if not dry:
             delete(tier, time.monotonic, time.monotonic() + seconds)
     finally:

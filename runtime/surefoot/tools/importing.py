@@ -3,7 +3,7 @@
 Makes a checkpoint of a new job in the persistent tier (named by the environment) from a folder that
 torch.distributed.checkpoint wrote, or from Hugging Face safetensors. One stored chunk is in memory at a time. A job goes
 on from it by `checkpoint.restoreFrom`, or takes its weights with `Checkpointer.load_weights`. Prints one line of JSON:
-{"step", "epoch", "tensors", "bytes"}, or {"problem"}.
+{"step", "generation", "tensors", "bytes"}, or {"problem"}.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def import_checkpoint(
     epoch = tier.claim_generation()
     write_record(tier, LineageEntry(epoch, None, 1))
     blob = values_blob(
-        {"seed": 0, **values, "step": step, "world": 1}
+        {"seed": 0, **values, "step": step, "world_size": 1}
         | ({"weights_only": True} if not any(values["parts"].values()) else {})
     )
     written = write_save(tier, RankSave(epoch, step, 0), parts, blob, read)
-    return {"step": step, "epoch": epoch, "tensors": len(parts), "bytes": written}
+    return {"step": step, "generation": epoch, "tensors": len(parts), "bytes": written}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """`python -m surefoot.tools.verify --job UID [--step N] [--list]`: whether a job's saved bytes are the saved ones.
 
 Which tier comes by environment (SUREFOOT_PERSISTENT_URI, …), so that credentials stand on no command line. Prints one
-line of JSON: {"checkpoints": [{"step", "epoch", "world", "ranks", "bytes", "state", "damaged"}]}.
+line of JSON: {"checkpoints": [{"step", "generation", "world_size", "ranks", "bytes", "state", "damaged"}]}.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def describe_checkpoint(
     state = "damaged" if damaged else "incomplete" if not whole else "verified" if progress is not None else "complete"
     return {
         "step": checkpoint.step,
-        "epoch": checkpoint.generation,
-        "world": next(iter(ranks.values())).world_size,
+        "generation": checkpoint.generation,
+        "world_size": next(iter(ranks.values())).world_size,
         "ranks": len(ranks),
         "bytes": sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in ranks.values()),
         "state": state,

@@ -23,7 +23,7 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 
 # ---- ledger of steps -------------------------------------------------------------------------------------------------
 # Counts samples along the final lineage from all workers' ledgers. Pure. An agent appends one line a finished step and
-# rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}. Step
+# rank: {"generation", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}. Step
 # s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. Where steps are of unlike
 # sizes, each line tells its step's `span`, of all ranks together: it must begin where the one before ended. A job that
 # took up an older one's checkpoint counts from there on.
@@ -78,7 +78,7 @@ def parse_line(text: str) -> LedgerEntry | None:
             return None
         samples, span = body.get("samples"), body.get("span")
         return LedgerEntry(
-            generation=int(body["epoch"]),
+            generation=int(body["generation"]),
             step=int(body["step"]),
             rank=int(body["rank"]),
             loss=None if body.get("loss") is None else float(body["loss"]),

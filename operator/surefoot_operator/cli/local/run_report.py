@@ -109,8 +109,8 @@ _PHASES = (
     ("detected", "noticed"),
     ("claimed", "new epoch claimed"),
     ("stopped", "trainers stopped"),
-    ("sealed", "memory sealed and read"),
-    ("assigned", "new world assigned"),
+    ("fenced", "memory sealed and read"),
+    ("committed", "new world assigned"),
     ("first_step", "first new step"),
 )
 
@@ -143,10 +143,10 @@ def incident_report(incident: Incident, struck: Sequence[InjectedFault]) -> dict
         "reason": incident.reason,
         "node": incident.node,
         "fault": str(cause.fault) if cause else None,
-        "epoch": incident.generation,
+        "generation": incident.generation,
         "from_step": incident.restored_step,
-        "world_before": incident.world_size_before,
-        "world_after": incident.world_size_after,
+        "world_size_before": incident.world_size_before,
+        "world_size_after": incident.world_size_after,
         "detail": incident.detail,
     }
 
@@ -172,10 +172,10 @@ def build_report(outcome: str, run: RunRecords, account: SampleAccount | None, s
     seconds, age_seconds = _time(status)
     return {
         "outcome": outcome,
-        "epochs": [
+        "generations": [
             {
-                "epoch": entry.generation,
-                "world": entry.world_size,
+                "generation": entry.generation,
+                "world_size": entry.world_size,
                 "from_step": entry.parent.step if entry.parent else 0,
                 "restored_from": sources.get(entry.generation) if entry.parent else None,
             }
@@ -231,7 +231,7 @@ def timeline(report: dict[str, Any]) -> list[str]:
 
 
 def _detail(phase: str, found: dict[str, Any]) -> str:
-    if phase == "assigned":
+    if phase == "committed":
         return f": world {found['world_before']} -> {found['world_after']}, from step {found['from_step'] or 0}"
     if phase == "first_step":
         lost = found["steps_lost"]
@@ -242,7 +242,7 @@ def _detail(phase: str, found: dict[str, Any]) -> str:
 
 def verdict(report: dict[str, Any]) -> list[str]:
     """Summarizes the run in a few sentences, printed last."""
-    worlds = " -> ".join(str(epoch["world"]) for epoch in report["epochs"]) or "none"
+    worlds = " -> ".join(str(epoch["world_size"]) for epoch in report["generations"]) or "none"
     said = [f"{report['outcome']}: {report['steps'] or 0} steps, worlds {worlds}"]
     if report["samples_lost"] is not None:
         unknown = report["samples_unknown"]

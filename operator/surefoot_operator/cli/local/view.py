@@ -107,8 +107,8 @@ def draw(snapshot: RunSnapshot) -> Group:
     if waits := snapshot.waits():
         parts.append(Text(escape_control_characters(waits), style="dim"))
     table = Table(expand=False)
-    for name in ("node", "state", "worker", "rank", "epoch", "step", "loss"):
-        table.add_column(name, justify="right" if name in ("rank", "epoch", "step", "loss") else "left")
+    for name in ("node", "state", "worker", "rank", "generation", "step", "loss"):
+        table.add_column(name, justify="right" if name in ("rank", "generation", "step", "loss") else "left")
     for row in snapshot.rows:
         cells = [
             (str(line.rank), str(line.generation), str(line.step), "" if line.loss is None else f"{line.loss:.4f}")

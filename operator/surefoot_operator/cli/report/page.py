@@ -29,7 +29,7 @@ MAX_ROWS = 200
 MAX_INCIDENTS = 50
 NOT_KNOWN = "not known"
 
-PHASE_NUMBERS = {"detected": 1, "claimed": 2, "stopped": 3, "sealed": 4, "assigned": 5, "first_step": 6}
+PHASE_NUMBERS = {"detected": 1, "claimed": 2, "stopped": 3, "fenced": 4, "committed": 5, "first_step": 6}
 """Number and colour of each phase, the same in every bar and table."""
 
 

@@ -36,8 +36,8 @@ _NOTHING = StatusPrecondition(0, None, None)
 def stored_stamp(stored: Object) -> StatusPrecondition:
     """The stamp of a job as stored."""
     found = stored.get("status") or {}
-    world = found.get("world") or {}
-    return StatusPrecondition(found.get("serial", 0), world.get("epoch"), world.get("state"))
+    world = found.get("membership") or {}
+    return StatusPrecondition(found.get("serial", 0), world.get("generation"), world.get("state"))
 
 
 def status_patch(stored: Object, body: Object, test: StatusPrecondition) -> list[Object]:

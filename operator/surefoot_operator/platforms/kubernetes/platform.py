@@ -195,7 +195,7 @@ class KubernetesPlatform:
         self._listeners: dict[str, Listener] = {
             "trainingjobs": self._on_job_change,
             "pods": self._on_change,
-            "holders": self._on_change,
+            "servers": self._on_change,
             "nodes": self._on_change,
             "podgroups": self._on_change,
         }

@@ -446,7 +446,12 @@ def _environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
     # compiled bytecode is what makes a trainer start in a second
     kept = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
     faults = str(RunFolder(root).faults)
-    return {**kept, "PATH": f"{own}{os.pathsep}{path}", _FOLDER_VARIABLE: str(root), "SUREFOOT_INJECTED_FAULTS_FOLDER": faults}
+    return {
+        **kept,
+        "PATH": f"{own}{os.pathsep}{path}",
+        _FOLDER_VARIABLE: str(root),
+        "SUREFOOT_INJECTED_FAULTS_FOLDER": faults,
+    }
 
 
 def _end_former_run(folder: RunFolder) -> None:

@@ -35,7 +35,9 @@ def unreachable_servers(facts: TierFacts) -> list[MemoryServerEndpoint]:
     silent = []
     for endpoint in facts.status.assigned_servers:
         holder = facts.servers.get(endpoint.instance)
-        if (holder is None or holder.state == "Silent") and endpoint.instance.run_id not in facts.status.lost_servers:
+        if (
+            holder is None or holder.state == "Unreachable"
+        ) and endpoint.instance.run_id not in facts.status.lost_servers:
             silent.append(endpoint)
     return _not_restarted(facts, silent)
 
@@ -46,7 +48,9 @@ def may_still_have_data(facts: TierFacts) -> list[MemoryServerEndpoint]:
     A holder is given up for what it may have beyond the restore point. Where that itself is lost, its copy is looked for again.
     """
     given_up = frozenset(facts.status.lost_servers)
-    back = [h.endpoint for h in facts.holder_list if h.state == "Silent" and h.endpoint.instance.run_id in given_up]
+    back = [
+        h.endpoint for h in facts.holder_list if h.state == "Unreachable" and h.endpoint.instance.run_id in given_up
+    ]
     return [*unreachable_servers(facts), *_not_restarted(facts, back)]
 
 
@@ -70,7 +74,7 @@ def usable_servers(
     ready = tuple(h.endpoint for h in holders if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
     if any(endpoint.instance in wanted for endpoint in ready):
         return UsableMemoryServers(ready)
-    silent = tuple(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.instance in wanted)
+    silent = tuple(h.endpoint for h in holders if h.state == "Unreachable" and h.endpoint.instance in wanted)
     return UsableMemoryServers((*ready, *silent), reachable=not silent)
 
 

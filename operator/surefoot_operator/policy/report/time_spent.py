@@ -40,7 +40,9 @@ def update_time_spent(facts: WorldFacts, status: JobStatus) -> TimeSpent:
         spent = _moved(spent, "training", "detecting", min(facts.now - old.since_seconds, _idle_seconds(facts)))
     if lost is not None:
         steps = max(1, lost.last_step)
-        spent = _moved(spent, "training", "redone", spent.training_seconds * min(lost.steps_lost or 0, steps) / steps)
+        spent = _moved(
+            spent, "training", "recomputed", spent.training_seconds * min(lost.steps_lost or 0, steps) / steps
+        )
     return replace(spent, category=category, since_seconds=facts.now)
 
 

@@ -300,10 +300,10 @@ class TrainerSupervisor:
                 one.rank,
                 where,
                 entry.stacks_file,
-                extra={"rank": one.rank, "epoch": self._generation},
+                extra={"rank": one.rank, "generation": self._generation},
             )
         if logged:
-            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"epoch": self._generation})
+            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"generation": self._generation})
 
     async def close(self) -> None:
         self.kill(self._generation)
@@ -345,7 +345,7 @@ class TrainerSupervisor:
             self._blamed = True
             self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
         first = running[cause.local].rank
-        _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "epoch": epoch})
+        _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "generation": epoch})
         self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local, oom))
 
     def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[ExitCause, Limit]:

@@ -138,7 +138,7 @@ def _text(known: GenerationRecord) -> str:
     entry = known.entry
     parent = [entry.parent.generation, entry.parent.step] if entry.parent else None
     body: dict[str, object] = {
-        "epoch": entry.generation,
+        "generation": entry.generation,
         "parent": parent,
         "size": entry.world_size,
         "writer": asdict(known.writer),
@@ -157,7 +157,7 @@ def _read(text: str) -> GenerationRecord | None:
         parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
         writer: dict[str, Any] = body["writer"]
         told = GenerationOwner(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
-        entry = LineageEntry(int(body["epoch"]), parent, int(body["size"]))
+        entry = LineageEntry(int(body["generation"]), parent, int(body["size"]))
         passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body["passed_over"][:MAX_PASSED_OVER])
         bounds.check("an epoch's record", "size", entry.world_size, bounds.MAX_RANKS)
         named = [

@@ -61,7 +61,9 @@ def sidecar_settings(environment: Mapping[str, str] = os.environ) -> SidecarSett
             environment, "SUREFOOT_SIDECAR_PREFAULT_TIMEOUT_SECONDS", default.prefault_timeout_seconds
         ),
         poll_seconds=_seconds(environment, "SUREFOOT_SIDECAR_POLL_SECONDS", default.poll_seconds),
-        call_timeout_seconds=_seconds(environment, "SUREFOOT_SIDECAR_CALL_TIMEOUT_SECONDS", default.call_timeout_seconds),
+        call_timeout_seconds=_seconds(
+            environment, "SUREFOOT_SIDECAR_CALL_TIMEOUT_SECONDS", default.call_timeout_seconds
+        ),
     )
 
 

@@ -189,10 +189,10 @@ class RankManifest:
         """Canonical JSON with its own checksum against flipped bytes."""
         body: dict[str, Any] = {
             "format": FORMAT,
-            "epoch": self.save.generation,
+            "generation": self.save.generation,
             "step": self.save.step,
             "rank": self.save.rank,
-            "world": self.world_size,
+            "world_size": self.world_size,
             "incarnation": self.incarnation,
             "layout": self.layout,
             "stream_bytes": self.stream_bytes,
@@ -201,7 +201,7 @@ class RankManifest:
             "values": [self.values_digest, self.values_bytes],
             "saved_at": self.saved_at,
             **({"objects": dict(self.objects)} if self.objects else {}),
-            **({"suspect": True} if self.suspect else {}),
+            **({"loss_anomaly": True} if self.suspect else {}),
         }
         return _canonical({**body, "crc32": crc32(_canonical(body).encode())})
 
@@ -213,8 +213,8 @@ class RankManifest:
             raise ProtocolError("a rank manifest does not match its checksum; the copy is damaged, another is needed")
         try:
             manifest = cls(
-                save=RankSave(int(body["epoch"]), int(body["step"]), int(body["rank"])),
-                world_size=int(body["world"]),
+                save=RankSave(int(body["generation"]), int(body["step"]), int(body["rank"])),
+                world_size=int(body["world_size"]),
                 incarnation=str(body["incarnation"]),
                 layout=str(body["layout"]),
                 stream_bytes=int(body["stream_bytes"]),
@@ -225,7 +225,7 @@ class RankManifest:
                 values_bytes=int(body["values"][1]),
                 saved_at=float(body["saved_at"]),
                 objects=tuple(sorted((str(name), str(value)) for name, value in body.get("objects", {}).items())),
-                suspect=body.get("suspect", False) is True,
+                suspect=body.get("loss_anomaly", False) is True,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(
@@ -237,9 +237,9 @@ class RankManifest:
     def check_bounds(self) -> None:
         """Raises OutOfBounds if one of its numbers or texts is larger than any rank save's."""
         save, record = self.save, f"the manifest of {self.save}"
-        for field, value in (("epoch", save.generation), ("step", save.step)):
+        for field, value in (("generation", save.generation), ("step", save.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
-        bounds.check(record, "world", self.world_size, bounds.MAX_RANKS, 1)
+        bounds.check(record, "world_size", self.world_size, bounds.MAX_RANKS, 1)
         bounds.check(record, "rank", save.rank, bounds.MAX_RANKS - 1)
         bounds.check(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
         least, most = chunks_of(self.stream_bytes)

@@ -117,9 +117,9 @@ def test_where_the_seconds_went_is_reported_and_said() -> None:
         suspended_seconds=10,
     )
     body = report(JobStatus(start_seconds=1000.0, time_spent=spent))
-    assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "redone": 4.0, "suspended": 10.0}
+    assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "recomputed": 4.0, "suspended": 10.0}
     assert (body["goodput"], body["age_seconds"]) == (0.75, 50.0)
-    said = "goodput 75.0%: training 30.0 s, suspended 10.0 s, recovering 6.0 s, redone 4.0 s"
+    said = "goodput 75.0%: training 30.0 s, suspended 10.0 s, recovering 6.0 s, recomputed 4.0 s"
     assert said in run_report.verdict(body)
     never = report()
     assert (never["goodput"], never["seconds"]) == (None, {})

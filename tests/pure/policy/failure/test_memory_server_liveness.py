@@ -190,7 +190,10 @@ def test_the_message_says_where_agents_save() -> None:
 
 def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight() -> None:
     seen = running()
-    assert protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1] != "MemoryServersUnreachable"
+    assert (
+        protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1]
+        != "MemoryServersUnreachable"
+    )
     gone = replace(unseen(), sessions=tuple(replace(s, node=f"m{s.index}") for s in unseen().sessions))
     assert protection(decided(gone))[1] != "MemoryServersUnreachable", "nobody speaks for these holders"
 

@@ -47,7 +47,7 @@ def test_a_failure_costs_detection_recovery_and_what_is_run_again() -> None:
     found, incident = spent(world), world.status.incidents[-1]
     assert found["recovering"] > 0
     assert incident.steps_lost is not None
-    assert (found["redone"] > 0) == (incident.steps_lost > 0)
+    assert (found["recomputed"] > 0) == (incident.steps_lost > 0)
     assert found["training"] > 20
     share = goodput(found)
     assert share is not None

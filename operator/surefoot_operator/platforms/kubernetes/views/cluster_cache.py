@@ -180,14 +180,14 @@ class ClusterCache:
         self.jobs = self._feed(f"{api_objects.JOBS}/trainingjobs", "")
         self.workers = self._feed("/api/v1/pods", api_objects.JOB_UID)
         pods = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
-        self.servers = self._feed(pods, api_objects.HOLDER_SELECTOR, "holders")
+        self.servers = self._feed(pods, api_objects.HOLDER_SELECTOR, "servers")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         self.leases = WatchedObjects(api, leases, "", self._renewed, kept=watched_objects.trim_lease)
         self._named = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
-            "holders": self.servers,
+            "servers": self.servers,
             "nodes": self.nodes,
             "leases": self.leases,
         }
@@ -201,7 +201,7 @@ class ClusterCache:
         """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
         self._deleted_seconds: dict[str, float] = {}
         self._views = ClusterViews(self.nodes.items, self.servers.items, self.gone_servers)
-        self.listen("holders", self._server)
+        self.listen("servers", self._server)
         self._by_job: dict[str, dict[str, Object]] = {}
         self.listen("pods", self._pod)
         self._tasks = TaskSet(_report)
@@ -387,7 +387,7 @@ def _job_of(kind: str, found: Object) -> str:
 
 _READ: Mapping[str, Callable[[Object], object]] = {
     "nodes": observations.plan_fields,
-    "holders": observations.server_plan_fields,
+    "servers": observations.server_plan_fields,
     "podgroups": pod_groups.plan_fields,
 }
 """Kind -> all that a plan can depend on of one such object."""
@@ -395,7 +395,7 @@ _READ: Mapping[str, Callable[[Object], object]] = {
 
 _KEPT: Mapping[str, Callable[[Object], Object]] = {
     "pods": watched_objects.trim_worker_pod,
-    "holders": watched_objects.trim_server_pod,
+    "servers": watched_objects.trim_server_pod,
     "nodes": watched_objects.trim_node,
 }
 
