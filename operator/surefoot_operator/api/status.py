@@ -18,130 +18,174 @@ Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Sus
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker of a committed world; its place is its group rank.
+    """One worker of a committed generation; its position among the members is its group rank.
 
-    An agent of the same worker with another incarnation is not the member.
+    `incarnation` is the random id of one start of an agent: an agent with another one is not this member.
     """
 
     index: int
+    """Index of the worker."""
     attempt: int
+    """Attempt number of the worker; a replacement has a higher one."""
     incarnation: str
+    """Random id of one start of the worker's agent."""
     node: str
+    """Node of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The current epoch; the fencing token of checkpoints.
+    """The workers of the current generation in the order of their ranks: the fence.
 
-    Changed only by a patch that tests the old (epoch, state). `size` counts ranks. While Claimed, members and parent
-    are those of the previous committed epoch, which the claim is based on; `reason` says why the world changes.
+    A write changes it only after testing the stored generation and state. While it is Claimed, `members` and `parent` are
+    still those of the last committed generation.
     """
 
     generation: int
+    """Number of this assignment of ranks to workers. It only grows: the fencing token."""
     state: Literal["Claimed", "Committed"]
+    """Claimed: the workers of the previous generation are being stopped. Committed: members know their ranks."""
     parent: Checkpoint | None = None
+    """Checkpoint from which the generation starts. Omitted: it starts at step 0."""
     world_size: int = 0
+    """Number of ranks."""
     members: tuple[Member, ...] = ()
+    """Workers in the order of their ranks, one text each: index and attempt of the worker, its node, and the random id of
+    one start of its agent. "3.1 node-c 5f0e9a1b2c3d" at position 3 is worker 3, created once, with group rank 3.
+    """
     reason: str = ""
+    """Why the generation was claimed."""
     changed_seconds: float = 0.0
+    """When the generation or its state last changed."""
 
     @property
     def start_step(self) -> int:
-        """The step of its parent; 0: it began at the beginning."""
+        """The step of the parent; 0 without one."""
         return self.parent.step if self.parent is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One failure, from the first sign to the first new step."""
+    """One failure or planned change, with the time of each phase until the first new step."""
 
     kind: str
-    """node-lost, worker-silent, trainer-failed, agent-lost, hang, planned, unreadable…"""
+    """node-lost, worker-silent, trainer-failed, agent-lost, hang, planned, unreadable or another kind of failure."""
     reason: str
+    """What happened, in a sentence."""
     worker: int | None
+    """Index of the worker that failed; null: no single worker did."""
     node: str | None
+    """Node that failed or whose worker failed; null: no single node did."""
     generation: int
-    """The epoch that it ended."""
+    """The generation that this incident ended."""
     detected_seconds: float
+    """When the first sign of the failure was observed."""
     claimed_seconds: float | None = None
+    """When the next generation was claimed."""
     stopped_seconds: float | None = None
+    """When all trainers of the old generation had stopped."""
     fenced_seconds: float | None = None
+    """When the memory tier was fenced against the old generation and read."""
     committed_seconds: float | None = None
+    """When the members of the next generation were committed."""
     first_step_seconds: float | None = None
+    """When the next generation finished its first step."""
     last_step: int = 0
-    """Last step known to be finished when it happened."""
+    """Last step that was finished before the incident."""
     restored_step: int | None = None
+    """Step of the checkpoint from which training continued; 0: it began again."""
     steps_lost: int | None = None
+    """Finished steps that had to be run again."""
     restored_from: str | None = None
+    """Tier from which the checkpoint was restored."""
     world_size_before: int = 0
+    """Number of ranks before the incident."""
     world_size_after: int | None = None
+    """Number of ranks after the incident."""
     rank: int | None = None
-    """Who is to blame, where anybody is."""
+    """Rank that caused the failure. Omitted: no single rank did."""
     detail: str = ""
-    """What workers had to say beside the reason, as where each rank stood in a hang; shortened."""
+    """What the workers reported in addition to the reason, such as the stack of each rank in a hang; shortened."""
     unexplained: bool = False
-    """Nothing was seen to die that could have caused it."""
+    """True if no failed process, pod or node explains this incident."""
     replaced_seconds: float | None = None
-    """When as many workers as before were warm again, in the world or beside it."""
+    """When as many workers as before the incident were warm again, as members or spares."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The save interval chosen for a tier, with its inputs."""
+    """The save interval that the operator chose for one tier, with the inputs of that choice."""
 
     steps: int
-    """Between saves: the tier's base, doubled `level` times."""
+    """Steps between two saves: the tier's base interval times 2^exponent."""
     exponent: int
+    """How often the tier's base interval is doubled."""
     reason: str
+    """Why this interval was chosen, in a sentence."""
     since_seconds: float
-    """Since when these steps are the choice. Unix seconds."""
+    """When this interval was chosen."""
     since_step: int
+    """The step at which this interval took effect."""
     measured_seconds: float
-    """When what follows was measured. Unix seconds."""
+    """When the inputs below were measured."""
     target_seconds: float | None = None
-    """What was asked for, or what costs least."""
+    """The interval that the spec asks for, or the one with the lowest expected cost."""
     step_seconds: float | None = None
+    """Duration of one step."""
     cost_seconds: float | None = None
     """Training time that one save costs."""
     flush_seconds: float | None = None
-    """From staged to all its copies, or one whole upload."""
+    """From the end of staging until a save has all its copies, or until one whole upload is complete."""
     mtbf_seconds: float | None = None
-    """Mean time between the incidents that this tier is for."""
+    """Mean time between the incidents against which this tier protects."""
     memory_loss_probability: float | None = None
-    """That an incident takes every copy in memory."""
+    """Probability that an incident destroys every copy in memory; 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One restart, or `count` of them merged; restart budgets count these."""
+    """One restart, or `count` restarts close to each other; restart budgets count these."""
 
     time_seconds: float
+    """When the restart happened."""
     caused_by_program: bool
+    """True if the training program caused it."""
     counted: bool
+    """True if the restart budget counts it."""
     made_progress: bool
+    """True if the generation before it had finished a new step."""
     count: int = 1
+    """Number of restarts that this entry stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition, as in other Kubernetes objects' status."""
+    """One condition, as in the status of other Kubernetes objects."""
 
     type: str
+    """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
     reason: str
+    """Cause of the status, in one CamelCase word."""
     message: str
+    """What is the case and why, in a sentence."""
     last_transition_seconds: float
+    """When the status last changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludedNode:
-    """A node that this job avoids for a time."""
+    """A node that gets no new worker of this job until a given time."""
 
     name: str
+    """Name of the node."""
     reason: str
+    """Why the job avoids the node."""
     until_seconds: float
+    """When the exclusion ends."""
     lost_time_ratio: float | None = None
-    """What part of the job's time its failures there cost; None: it is left whatever that costs."""
+    """Part of the job's time that failures on this node cost; 0 to 1. Omitted: the node is avoided whatever it cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +193,27 @@ class Straggler:
     """A rank that is persistently slower than its peers."""
 
     rank: int
+    """The slow rank."""
     worker: int
+    """Index of its worker."""
     node: str
+    """Node of its worker."""
     slowdown_ratio: float
-    """How many times as long as its peers it works."""
+    """Its working time per step, divided by that of its peers."""
     wait_seconds: float
-    """What all others wait for it in each step."""
+    """Time that all other ranks wait for it in each step."""
     since_step: int
-    """The step from which on it was seen; it may have been so before."""
+    """First step at which the rank was measured to be slow."""
     since_seconds: float
-    """When it was named."""
+    """When the rank was first reported."""
     action: str = ""
-    """What is done about it, or why nothing is; empty: nobody asked for more than its name."""
+    """What the operator does about it, or why it does nothing. Omitted: the spec only asks for a report."""
     divergent_line: int | None = None
-    """Line of the training loop in which it does what its peers do not; 0: in several. None: it takes longer for the same."""
+    """Line of the training loop that only this rank executes; 0 if there are several. Omitted if the rank runs the same
+    code, only slower.
+    """
     divergent_callee_line: int = 0
-    """Line of the function that is called there; 0: none."""
+    """Line of the function that `divergentLine` calls; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,26 +221,29 @@ class ReplacedStraggler:
     """A straggler whose worker was moved to another node."""
 
     rank: int
+    """The rank that was slow."""
     group_rank: int
-    """Its worker's, in the order of ranks: whoever follows it there has the same work."""
+    """Position of its worker in the order of ranks: a worker that takes this position does the same work."""
     node: str
-    """The one that was left, and is avoided until then."""
+    """Node that the worker left, avoided until `untilTime`."""
     time_seconds: float
+    """When the worker was moved."""
     until_seconds: float
+    """When the node is no longer avoided."""
     wait_ratio: float = 0.0
-    """The part of each step in which all others waited for it."""
+    """Part of each step in which all other ranks waited for it; 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Attempts to schedule enough workers for a world since the last commit."""
+    """Attempts to schedule enough workers for a generation since the last commit."""
 
     since_seconds: float | None = None
-    """Since when they hold nodes without being enough; None: they do not."""
+    """Since when scheduled workers hold nodes but are too few to train. Omitted: they do not."""
     releases: int = 0
-    """How often they gave their nodes back."""
+    """How often workers gave their nodes back for that reason since the last committed generation."""
     until_seconds: float | None = None
-    """None are asked for before; None: they may be."""
+    """No worker is created before this time. Omitted: workers may be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +251,9 @@ class DataProgress:
     """Progress through the training data, where the loader reports it."""
 
     epochs: float
-    """Over the data, the share of the present one included: 1.25 is a quarter of the second."""
+    """Passes over the data: 1.25 is a quarter of the second pass."""
     samples_per_second: float | None = None
-    """At the pace of the last steps."""
+    """Samples per second over the last steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,167 +261,217 @@ class Rollback:
     """The newest return to an earlier checkpoint of the job."""
 
     generation: int
-    """The epoch that it ended. While no newer one is committed, nothing beyond `to_step` may be restored."""
+    """The generation that the rollback ended. Until a newer one is committed, no checkpoint after `toStep` is restored."""
     to_step: int
-    """The last step that may be restored; 0: training begins again."""
+    """Last step that may be restored; 0: training begins again."""
     reached_step: int
-    """The last step that the epoch had finished."""
+    """Last step that the ended generation had finished."""
     anomaly_step: int
-    """The first step whose loss was odd; 0: a person asked for it."""
+    """First step with a loss anomaly; 0: a user asked for the rollback."""
     reason: str
+    """Why the job was rolled back, in a sentence."""
     consecutive: int = 1
-    """How many in a row, without a good checkpoint beyond where the one before had come; 0: a person asked for it."""
+    """Number of rollbacks in a row without a newer known-good checkpoint; 0: a user asked for the rollback."""
     target_known_good: bool = True
-    """`to_step` is that of a checkpoint that later steps had proven to be good, or what a person asked for."""
+    """Whether the target checkpoint was known good or chosen by a user. Omitted when true."""
     keep_data: bool = False
-    """The batches of the steps that are taken back are trained on again."""
+    """True if the batches of the steps that were taken back are trained on again."""
     parent: Checkpoint | None = None
-    """What the next epoch restored; None: step 0, or not decided yet."""
+    """Checkpoint that the next generation restored. Omitted: step 0, or not decided yet."""
     skipped_steps: int = 0
-    """Steps behind it whose batches are left out, in every epoch that restores it."""
+    """Number of steps after that checkpoint whose batches the loaders skip, in every generation that restores it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedData:
-    """Steps whose batches an epoch's loaders left out behind its parent."""
+    """Batches that the loaders of one generation skipped after its parent."""
 
     generation: int
+    """The generation whose loaders skipped batches."""
     steps: int
+    """Number of steps whose batches were skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where a job's seconds went; they add up to its age."""
+    """Seconds of a job's life by category; together with the current category they add up to its age."""
 
     category: str = ""
-    """What is under way, not added yet; empty: the job has not started, or is over."""
+    """Category since `sinceTime`, not yet added to the sums. Omitted: the job has not started, or is over."""
     since_seconds: float = 0.0
-    """Since when. Unix seconds."""
+    """When the current category began."""
     training_seconds: float = 0.0
     """Steps that count."""
     recomputed_seconds: float = 0.0
-    """Steps that a failure took back: they were run again."""
+    """Steps that were lost in a failure and run again."""
     detecting_seconds: float = 0.0
-    """From the last step to the decision that something failed."""
+    """From the last step until a failure was declared."""
     recovering_seconds: float = 0.0
-    """From there to the first new step, without waiting for workers."""
+    """From a declared failure until the first new step, without waiting for workers."""
     resizing_seconds: float = 0.0
-    """Planned changes: nodes left, growth, what a suspension stops."""
+    """Planned changes: evacuated nodes, growth, and stopping for a suspension."""
     starting_seconds: float = 0.0
-    """From a world's begin without a failure to its first step."""
+    """From the start of a generation that follows no failure until its first step."""
     waiting_seconds: float = 0.0
-    """For enough workers."""
+    """Waiting for enough workers."""
     suspended_seconds: float = 0.0
+    """Suspended, with all workers gone."""
     finishing_seconds: float = 0.0
-    """From the end of all trainers until the last checkpoint is where it belongs."""
+    """From the end of all trainers until the last checkpoint is in its tiers."""
     unknown_seconds: float = 0.0
-    """Before an operator counted."""
+    """Before an operator recorded categories."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierContents:
-    """A job's saves in one tier, as they were read last."""
+    """Saves of a job in one tier, as last listed."""
 
     bytes: int
-    """Tensors, digests and values; in memory every copy counts."""
+    """Bytes of tensors, digests and values; in memory every copy counts."""
     checkpoints: int
-    """Of which something lies there, complete or not."""
+    """Number of checkpoints of which at least one save exists, complete or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoints:
-    """What each tier has of a job; None: nothing, or not known."""
+    """Saves of a job in each tier."""
 
     memory: TierContents | None = None
-    """On the holders that answer."""
+    """Contents of the memory servers that answer. Omitted: nothing, or not known."""
     persistent: TierContents | None = None
+    """Contents of the persistent tier. Omitted: nothing, or not known."""
     copies: int | None = None
-    """In memory, of the newest complete one: the least over its ranks."""
+    """Copies in memory of the newest complete checkpoint: the lowest number over its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a job is about to fail: its newest checkpoint goes to the persistent tier first, since then."""
+    """A decided failure of the job, which is announced after its newest checkpoint was uploaded."""
 
     reason: str
+    """Why the job fails; its final message repeats this."""
     since_seconds: float
+    """When the operator decided that the job fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """Everything the operator must remember about a job."""
+    """All durable state of a job: what the operator must still know after a restart."""
 
     phase: Phase = "Pending"
+    """Summary of the job's state in one word, derived from the other fields."""
     observed_generation: int = 0
+    """The `metadata.generation` of the spec on which the last plan is based."""
     membership: Membership | None = None
+    """The current generation and its workers. It is the fence: a write changes it only after testing its generation and
+    state.
+    """
     lineage: Lineage = ()
+    """All committed generations with the checkpoint that each branched from. Only checkpoints on this lineage can be
+    restored.
+    """
     initial_checkpoint: Checkpoint | None = None
-    """The older job's checkpoint that this job began from (`checkpoint.restoreFrom`): decided once, with a commit."""
+    """Checkpoint of the source job from which this job began (`checkpoint.restoreFrom`), its generation negated. Decided
+    once.
+    """
     source_job: SourceJob | None = None
-    """Whose `origin` is."""
+    """The job that saved `initialCheckpoint`."""
     last_uploaded: Checkpoint | None = None
-    """Newest lineage checkpoint complete in the persistent tier; only grows along the lineage."""
+    """Newest checkpoint of the lineage that is complete in the persistent tier."""
     unreadable_checkpoints: tuple[Checkpoint, ...] = ()
+    """Checkpoints of which every copy failed verification. They are never restored."""
     next_attempt: int = 1
+    """Attempt number of the next worker to be created. It only grows."""
     failed_starts: int = 0
-    """Rounds of workers that could not be started, or ended by themselves, since the last commit: each is waited after for longer."""
+    """Consecutive failed worker starts since the last committed generation. The delay doubles after each; `backoffLimit`
+    fails the job.
+    """
     scheduling: Scheduling = Scheduling()
+    """Present while too few workers are scheduled to train, or after their nodes were released for that reason."""
     last_complete: Checkpoint | None = None
-    """A hint for people and for 'was anything ever recorded'."""
+    """Newest complete checkpoint."""
     memory_interval: SaveInterval | None = None
-    """None: the spec says it, or nothing was chosen yet."""
+    """Save interval of the memory tier. Omitted: the spec fixes it, or none was chosen yet."""
     persistent_interval: SaveInterval | None = None
+    """Save interval of the persistent tier. Omitted: the spec fixes it, or none was chosen yet."""
     had_checkpoint: bool = False
-    """Some checkpoint was Full or complete in the persistent tier: from now on there is something to lose."""
+    """True once any checkpoint was fully replicated or complete in the persistent tier: from then on there is progress to
+    lose.
+    """
     assigned_servers: tuple[MemoryServerEndpoint, ...] = ()
-    """Holders named to agents since the last Full checkpoint: while one is silent something may be unknown."""
+    """Memory servers that agents were told to use since the last fully replicated checkpoint, one text each: node, first 12
+    digits of the server's run id (a restarted server has another) and address. "node-c 9d2c4e6f8a0b 10.0.0.7:6379"; where
+    they apply, followed by "domain=" with the failure domain, "tls" for a server that accepts only TLS, and "server="
+    with its number on the node.
+    """
     lost_servers: tuple[str, ...] = ()
-    """Instances of holders that were waited for in vain."""
+    """Run ids of memory servers that did not return in time and were declared lost."""
     restarts: int = 0
+    """Number of changes of generation after a failure."""
     restarts_counted: int = 0
+    """Number of restarts that count towards `runPolicy.backoffLimit`."""
     recent_restarts: tuple[Restart, ...] = ()
+    """Restarts that a budget may still count, oldest first."""
     no_progress_restarts: int = 0
-    """In a row, without one new step, and not because something was seen to die."""
+    """Consecutive restarts without a new step that no lost node or worker explains."""
     reached_step: int = 0
-    """Highest step that any epoch had finished when it was lost: only what lies beyond it is new."""
+    """Highest step that any ended generation had finished: only steps after it are progress."""
     incidents: tuple[Incident, ...] = ()
-    """At most ten, newest last."""
+    """The last failures and planned changes with the time of each phase, oldest first. At most ten."""
     conditions: tuple[Condition, ...] = ()
+    """Conditions: Suspended, PodsScheduled, Running, Recovering, Resizing, CheckpointProtected, SpecRejected, Complete,
+    Failed and others.
+    """
     excluded_nodes: tuple[ExcludedNode, ...] = ()
+    """Nodes that get no new worker for a while because this job failed there."""
     message: str = ""
+    """What the job is doing, or why it ended, in a sentence."""
     start_seconds: float | None = None
+    """When the job started."""
     completion_seconds: float | None = None
+    """When the job ended."""
     step: int = 0
+    """Last finished step of the committed generation."""
     progress_seconds: float | None = None
+    """When `step` was last written."""
     serial: int = 0
-    """How often a status of this job was written. Each write tests it: who decided from an older one decides anew."""
+    """Number of writes of this status. Each write tests it: an operator that decided from an older status decides again."""
     memory_cleared: bool = False
-    """After the end: workers have left, and nothing of the job is in memory any more."""
+    """True after the end of the job, once its workers are gone and no save of the job is left in memory."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
+    """Free text for users; no decision depends on it."""
     data: DataProgress | None = None
-    """As of `step`."""
+    """Progress through the training data at `step`, where the loader reports it."""
     loss: float | None = None
-    """As of `step`, the mean over workers; None: none told one, or it was no number."""
+    """Mean loss over the workers at `step`. Omitted: no worker reported one, or it was not finite."""
     time_spent: TimeSpent = TimeSpent()
+    """Seconds by category since `startTime`."""
     unhealthy_nodes: tuple[ExcludedNode, ...] = ()
-    """Nodes that agents found unfit, avoided until then."""
+    """Nodes whose agents found them unhealthy, avoided for a while."""
     stragglers: tuple[Straggler, ...] = ()
-    """Ranks that all others wait for, the worst first as they were named."""
+    """Ranks for which all others wait, the slowest first."""
     replaced_stragglers: tuple[ReplacedStraggler, ...] = ()
-    """At most eight, newest last: a place that was slow on two nodes is not moved again."""
+    """Stragglers whose workers were moved to another node, newest last. A position that was slow on two nodes is not moved
+    again.
+    """
     last_good: Checkpoint | None = None
-    """The newest checkpoint that enough later steps have proven; with `healthPolicy.numerics` alone."""
+    """Newest checkpoint that is known good, because enough later steps had no loss anomaly (`healthPolicy.numerics`)."""
     rollback: Rollback | None = None
+    """The newest return to an earlier checkpoint."""
     rollback_count: int = 0
-    """How many there were in all."""
+    """Number of rollbacks."""
     skipped_data: tuple[SkippedData, ...] = ()
-    """Of the epochs whose loaders left something out, oldest first."""
+    """Generations whose loaders skipped batches, oldest first."""
     checkpoints: StoredCheckpoints = StoredCheckpoints()
-    """As they were when this status was written: what moved since is told with the next one."""
+    """Contents of each tier at the time of this status update."""
     failed_starts_counted: int = 0
-    """Those of `failed_starts` that count towards `backoffLimit`: what the environment did counts for nothing."""
+    """Failed worker starts that count towards `runPolicy.backoffLimit`: those in which a container exited by itself.
+    Failures of the environment (an image, a secret, a quota) and init containers of a job that has trained do not count.
+    """
     ending: Ending | None = None
-    """Decided once and never taken back; the world is claimed then, so that nobody trains on."""
+    """Present while the operator uploads the newest complete checkpoint of a job that is about to fail, for ten minutes at
+    most.
+    """
 
 
 @dataclass(frozen=True, slots=True)
