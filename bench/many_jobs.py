@@ -219,7 +219,7 @@ def copies(found: list[Object], jobs: int, nodes: int) -> list[Object]:
             one = json.loads(text.replace(ONE, f"job-{number:05d}"))
             if one["kind"] == "TrainingJob":
                 one["status"] |= {"message": _WAITS, "startTime": LONG_AGO}
-                one["status"]["world"]["changedTime"] = one["status"]["timeSpent"]["sinceTime"] = LONG_AGO
+                one["status"]["membership"]["changedTime"] = one["status"]["timeSpent"]["sinceTime"] = LONG_AGO
                 for condition in one["status"]["conditions"]:
                     condition["lastTransitionTime"] = LONG_AGO
             else:

@@ -412,7 +412,7 @@ class JobSnapshot:
     unreadable: frozenset[RankSave] = frozenset()
     """Saves of which an agent found every copy in memory damaged."""
     upload_seconds: float | None = None
-    """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
+    """How long the upload of `status.lastUploaded` took, the longest of its workers; None where this operator did not see it."""
     refused_records: tuple[str, ...] = ()
     """Records of the job that broke a bound and were not read, a sentence each."""
     memory_cleared: bool = False

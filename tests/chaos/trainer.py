@@ -44,7 +44,7 @@ def main() -> None:
     start = 0 if checkpointer is None else checkpointer.restore()
     epoch = 0 if given.alone else int(os.environ["SUREFOOT_GENERATION"])
     notes = os.open(given.folder / f"notes-{epoch}-{rank}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    _note(notes, {"epoch": epoch, "rank": rank, "world": world, "restored": start})
+    _note(notes, {"generation": epoch, "rank": rank, "world": world, "restored": start})
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):
         ids, inputs = batch.data
         loss = (model(inputs) ** 2).mean() * batch.weight

@@ -1,15 +1,12 @@
 """Makes from `api.spec` what repeats its declarations: the schema of `spec` in the CRD, and the tables of docs/api.md.
 
 `outputs` is what both files should say; `make manifests` writes it, and tests/pure/api/test_spec.py holds the files
-equal. In the CRD, names, columns and the schema of `status` are kept by hand.
+equal. In the CRD, names and columns are kept by hand. `status_pages` makes the schema of `status`.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any, get_args
 
 import yaml
 
+from chart.status_pages import docstrings, status_rows, status_schema
 from surefoot_operator.api import parse, spec
 from surefoot_operator.api.fields import QUANTITY, DeclaredField, Field, Rule, declared_fields, quantity_of
 
@@ -36,10 +34,10 @@ def outputs() -> dict[Path, str]:
 
 def texts_of(path: str, cls: type[Any]) -> dict[str, str]:
     """Maps the YAML names of a mapping to their texts in Markdown: the docstring, and when the field may change."""
-    docstrings = _docstrings(cls)
+    declared = docstrings(cls)
     texts = {}
     for name, field in declared_fields(cls).items():
-        text = docstrings.get(field.attribute)
+        text = declared.get(field.attribute)
         assert text, f"{cls.__name__}.{field.attribute} needs a docstring: the text of the reference"
         short = f"{path}.{name}".removeprefix("spec.")
         if short in spec.TrainingJobSpec.FIXED:
@@ -48,20 +46,6 @@ def texts_of(path: str, cls: type[Any]) -> dict[str, str]:
             text += " Can be changed only while `suspend` is true."
         texts[name] = text
     return texts
-
-
-@functools.cache
-def _docstrings(cls: type[Any]) -> dict[str, str]:
-    """Maps the attributes of a class to the docstrings of their declarations, in one line each."""
-    [definition] = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(definition, ast.ClassDef)
-    docstrings = {}
-    for node, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
-            value = after.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                docstrings[node.target.id] = re.sub(r"\s+", " ", value.value).strip()
-    return docstrings
 
 
 def plain(markdown: str) -> str:
@@ -110,16 +94,15 @@ def classes(path: str = "spec", cls: type[Any] = spec.TrainingJobSpec) -> Iterat
 
 # ---- CRD -------------------------------------------------------------------------------------------------------------
 
-_START, _END = "      openAPIV3Schema:\n", "          status:\n"
-_GENERATED = "        # Made from operator/surefoot_operator/api/spec.py by `make manifests`, down to `status`.\n"
+_START = "      openAPIV3Schema:\n"
+_GENERATED = "        # Made from operator/surefoot_operator/api/spec.py and status.py by `make manifests`.\n"
 
 
 def crd(current: str) -> str:
-    """Replaces the schema of everything but the status."""
-    head, _, rest = current.partition(_START)
-    _, _, status = rest.partition(_END)
+    """Replaces the schema, which is the last part of the file."""
+    head, _, _ = current.partition(_START)
     text: str = yaml.dump(root_schema(), Dumper=_Dumper, sort_keys=False, width=150, allow_unicode=True)
-    return head + _START + _GENERATED + re.sub("^(?=.)", " " * 8, text, flags=re.MULTILINE) + _END + status
+    return head + _START + _GENERATED + re.sub("^(?=.)", " " * 8, text, flags=re.MULTILINE)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -142,6 +125,7 @@ def root_schema() -> Schema:
             "kind": {"description": spec.KIND, "type": "string"},
             "metadata": {"type": "object"},
             "spec": {"description": "What the job should be.", **mapping_schema("spec", spec.TrainingJobSpec)},
+            "status": status_schema(),
         },
     }
 
@@ -354,14 +338,16 @@ def template_schema() -> Schema:
 
 FIELDS_HEAD = "| field | unit | allowed | default | meaning |\n|---|---|---|---|---|\n"
 UNSUPPORTED_HEAD = "| field | what to do instead |\n|---|---|\n"
+STATUS_HEAD = "| field | type | meaning |\n|---|---|---|\n"
 FOREIGN_HEAD = "| value | why, and what to write |\n|---|---|\n"
 
 
 def reference(current: str) -> str:
-    """Replaces the tables under the headings that name a mapping of the spec, and the two of refused names and values."""
+    """Replaces the tables under the headings that name a mapping of the spec, of the status, and of refused names and values."""
     tables = {path: FIELDS_HEAD + "".join(field_rows(path, cls)) for path, cls in classes()}
     tables["Refused for now"] = UNSUPPORTED_HEAD + "".join(unsupported_rows())
     tables["Refused values"] = FOREIGN_HEAD + "".join(foreign_rows())
+    tables["Fields of status"] = STATUS_HEAD + "".join(status_rows())
     sections = re.split(r"^(?=## )", current, flags=re.MULTILINE)
     headings = [section.partition("\n")[0].removeprefix("## ") for section in sections]
     missing = tables.keys() - set(headings)

@@ -134,7 +134,7 @@ def test_what_is_waited_for_can_come(number: int) -> None:
         conditions = (helm.PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
         assert f"| `{wanted.removeprefix('condition=')}` |" in conditions
         return
-    size = int(wanted.removeprefix("jsonpath={.status.world.size}="))
+    size = int(wanted.removeprefix("jsonpath={.status.membership.worldSize}="))
     policy, ranks = job["spec"]["elasticPolicy"], job["spec"]["nprocPerNode"]
     assert size % ranks == 0
     assert policy["minReplicas"] <= size // ranks <= policy["maxReplicas"]
@@ -157,8 +157,8 @@ def test_the_world_is_whole_before_a_node_is_killed() -> None:
     """An elastic job may begin smaller: what is waited for after the kill would be there before it."""
     whole = [option(c, "--for") for c in commands()[: position("docker", "kill")] if "trainingjob/elastic" in c]
     after = [option(c, "--for") for c in commands()[position("docker", "kill") :] if "trainingjob/elastic" in c]
-    assert "jsonpath={.status.world.size}=6" in whole
-    assert after == ["jsonpath={.status.world.size}=4", "jsonpath={.status.world.size}=6"]
+    assert "jsonpath={.status.membership.worldSize}=6" in whole
+    assert after == ["jsonpath={.status.membership.worldSize}=4", "jsonpath={.status.membership.worldSize}=6"]
 
 
 def test_the_node_that_is_killed_is_a_worker_of_that_cluster_and_comes_back() -> None:

@@ -242,7 +242,7 @@ def test_shards_of_a_running_release_become_three_and_one_again(
     a, b = operators["a"].start(), operators["b"]
     a.says("leading, with 0 jobs;")
     api.call("POST", JOBS, document(engine, "goes-on"))
-    assert wait(lambda: status(api, "goes-on").get("world", {}).get("state") == "Committed", SECONDS), a.text()
+    assert wait(lambda: status(api, "goes-on").get("membership", {}).get("state") == "Committed", SECONDS), a.text()
     before, pod = status(api, "goes-on"), workers(api)[0]["metadata"]["uid"]
     b.start("--shards", "3")
     b.says("standing by: a-")
@@ -260,7 +260,10 @@ def test_shards_of_a_running_release_become_three_and_one_again(
     assert lease_of(api, 1)["holderIdentity"] == lease_of(api, 2)["holderIdentity"] == ""
     assert wait(lambda: status(api, "goes-on").get("serial", 0) >= before["serial"], SECONDS)
     after = status(api, "goes-on")
-    assert (after["world"]["epoch"], after.get("restarts", 0)) == (before["world"]["epoch"], before.get("restarts", 0))
+    assert (after["membership"]["generation"], after.get("restarts", 0)) == (
+        before["membership"]["generation"],
+        before.get("restarts", 0),
+    )
     assert workers(api)[0]["metadata"]["uid"] == pod
 
 
@@ -357,7 +360,9 @@ def test_an_operator_that_is_killed_takes_its_jobs_up_where_they_are(
 ) -> None:
     leader = operators["a"].start()
     api.call("POST", JOBS, document(engine, "goes-on"))
-    assert wait(lambda: status(api, "goes-on").get("world", {}).get("state") == "Committed", SECONDS), leader.text()
+    assert wait(lambda: status(api, "goes-on").get("membership", {}).get("state") == "Committed", SECONDS), (
+        leader.text()
+    )
     before, pod = status(api, "goes-on"), workers(api)[0]["metadata"]["uid"]
     leader.kill()
     # a process killed without its lease must wait for that lease's end: on a desk nobody knows whether it lives
@@ -367,5 +372,8 @@ def test_an_operator_that_is_killed_takes_its_jobs_up_where_they_are(
     assert wait(lambda: _connected(again) == 1, SECONDS), again.text()
     assert wait(lambda: status(api, "goes-on").get("serial", 0) >= before["serial"], SECONDS)
     after = status(api, "goes-on")
-    assert (after["world"]["epoch"], after.get("restarts", 0)) == (before["world"]["epoch"], before.get("restarts", 0))
+    assert (after["membership"]["generation"], after.get("restarts", 0)) == (
+        before["membership"]["generation"],
+        before.get("restarts", 0),
+    )
     assert workers(api)[0]["metadata"]["uid"] == pod

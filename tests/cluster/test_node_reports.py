@@ -45,7 +45,7 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
     async def report(now: float) -> dict[str, Any]:
         api = await connect(engine.facts().kubeconfig)
         entry = {"name": name, "reason": REASON, "untilTime": timestamp(NOW + 100)}
-        job = {"metadata": {"namespace": "ns", "name": "gpt"}, "status": {"sickNodes": [entry]}}
+        job = {"metadata": {"namespace": "ns", "name": "gpt"}, "status": {"unhealthyNodes": [entry]}}
         seen = SimpleNamespace(items={name: plain.call("GET", path)})
         cache = SimpleNamespace(nodes=seen, jobs=SimpleNamespace(items={"gpt": job}))
         try:

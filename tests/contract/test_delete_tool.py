@@ -57,7 +57,7 @@ def test_a_job_goes_whole_and_its_neighbour_stays(called: Callable[..., Answer],
     fill(other)
     code, said = called(mine)
     assert (code, said["deleted"]) == (0, True)
-    assert said["checkpoints"] == [{"step": 10, "epoch": 1}, {"step": 20, "epoch": 1}]
+    assert said["checkpoints"] == [{"step": 10, "generation": 1}, {"step": 20, "generation": 1}]
     assert (steps(mine), steps(other)) == ([], [10, 20])
     assert called(mine) == (0, {**said, "checkpoints": []})  # again is success
     tier = open_persistent(place, "mine")
@@ -77,7 +77,7 @@ def test_a_dry_run_only_says_what_is_there(called: Callable[..., Answer], place:
     fill(mine)
     code, said = called(mine, "--dry")
     assert (code, said["deleted"]) == (0, False)
-    assert said["checkpoints"] == [{"step": 10, "epoch": 1}, {"step": 20, "epoch": 1}]
+    assert said["checkpoints"] == [{"step": 10, "generation": 1}, {"step": 20, "generation": 1}]
     assert steps(mine) == [10, 20]
 
 

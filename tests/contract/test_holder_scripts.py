@@ -225,7 +225,7 @@ def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(
         save_all(client, each)
         client.commit(each, 1, (3, 2))
     dirty = bytearray(record.to_json().encode())
-    dirty[dirty.index(b'"world":2') + 8] = ord("3")
+    dirty[dirty.index(b'"world_size":2') + 13] = ord("3")
     wire.call("HSET", scripts.index_key(JOB), "1:10:0", bytes(dirty))
     index = client.index()
     assert index.manifests == (other,)

@@ -99,7 +99,7 @@ async def test_a_job_that_cannot_be_read_fails_with_its_sentence_and_begins_once
     again.edit(failurePolicy={"maxRestarts": 3})
     await again.once()
     assert again.status["phase"] != "Failed"
-    assert again.status["world"]["state"] == "Claimed"
+    assert again.status["membership"]["state"] == "Claimed"
     assert condition(again, "Failed") is None
     assert again.status["observedGeneration"] == 2
 
@@ -109,11 +109,11 @@ async def test_a_job_that_runs_goes_on_as_it_was_asked_for_before_a_wrong_edit(o
     operators.append(operator)
     for _ in range(2):
         await operator.once()
-    world, pods = operator.status["world"], len(operator.server.made("pods"))
+    world, pods = operator.status["membership"], len(operator.server.made("pods"))
     operator.edit(**WRONG)
     for _ in range(2):
         await operator.once()
-    assert operator.status["world"] == world
+    assert operator.status["membership"] == world
     assert len(operator.server.made("pods")) == pods == 1
     found = condition(operator, "SpecRejected")
     assert found is not None
@@ -131,12 +131,12 @@ async def test_an_operator_that_never_read_a_good_spec_leaves_a_running_job_as_i
     first = Operator(JobServer())
     operators.append(first)
     await first.once()
-    world = first.status["world"]
+    world = first.status["membership"]
     first.edit(**WRONG)
     second = Operator(first.server)
     operators.append(second)
     await second.once()
-    assert (second.status["world"], second.status["phase"]) == (world, "Pending")
+    assert (second.status["membership"], second.status["phase"]) == (world, "Pending")
     assert condition(second, "SpecRejected") is not None
     second.edit(failurePolicy={"maxRestarts": 3})
     await second.once()

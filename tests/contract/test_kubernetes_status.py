@@ -73,7 +73,7 @@ async def test_a_job_that_is_another_one_now_is_never_written_to() -> None:
 
 async def test_a_status_of_before_there_were_serials_is_taken_up() -> None:
     server = JobServer()
-    server.stored["status"] = {"phase": "Running", "world": {"epoch": 1, "state": "Committed"}}
+    server.stored["status"] = {"phase": "Running", "membership": {"generation": 1, "state": "Committed"}}
     fabric = fabric_of(server)
     seen = (await fabric.observe()).status
     await fabric.patch_status(replace(seen, step=7), seen)

@@ -163,7 +163,7 @@ def test_a_damaged_manifest_is_known_by_the_checkpoints_list(
     monkeypatch.setattr("surefoot.tiers.persistent_records.MIN_MANIFEST_LIST_RANKS", 1)
     copy(100, settings)
     text = tier._store.read("job-1/100-6/rank-0.json")
-    tier._store.put("job-1/100-6/rank-0.json", text.replace(b'"world":1', b'"world":2'))
+    tier._store.put("job-1/100-6/rank-0.json", text.replace(b'"world_size":1', b'"world_size":2'))
     with pytest.raises(SaveExists):
         copy(777, settings)
     copy(100, settings)

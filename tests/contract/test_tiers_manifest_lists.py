@@ -90,7 +90,7 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
     if trouble == "gone":
         tier._store.remove(LIST)
     elif trouble == "damaged":
-        tier._store.put(LIST, good.replace(b'"world":12', b'"world":13'))
+        tier._store.put(LIST, good.replace(b'"world_size":12', b'"world_size":13'))
     elif trouble == "nested without end":
         tier._store.put(LIST, b"[" * 100_000 + good)
     elif trouble == "of another checkpoint":
@@ -135,7 +135,7 @@ def test_verifying_reads_each_manifest_itself(tier: ObjectStoreTier) -> None:
     saved = save_ranks(tier, range(WORLD))
     assert describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, ByteProgress(0))["damaged"] == []
     text = saved[4].to_json().encode()
-    tier._store.put("job-1/10-1/rank-4.json", text.replace(b'"world":12', b'"world":13'))
+    tier._store.put("job-1/10-1/rank-4.json", text.replace(b'"world_size":12', b'"world_size":13'))
     assert tier.manifests() == saved, "a restore goes by the list"
     (damage,) = describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, ByteProgress(0))["damaged"]
     assert "rank-4.json" in damage

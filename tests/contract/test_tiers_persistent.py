@@ -93,7 +93,7 @@ def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: Object
     save = RankSave(1, 20, 0)
     manifest = save_one(tier, save)
     text = manifest.to_json().encode()
-    tier._store.put("job-1/20-1/rank-0.json", text.replace(b'"world":2', b'"world":3'))
+    tier._store.put("job-1/20-1/rank-0.json", text.replace(b'"world_size":2', b'"world_size":3'))
     assert tier.manifests() == ()
     (named,) = tier.damaged()
     assert named.startswith(

@@ -92,7 +92,7 @@ def use_layout(draw: random.Random) -> None:
 
 def use_newest(draw: random.Random) -> None:
     persistent_records.read_newest_record(
-        text_of(spoiled(draw, {"format": 1, "epoch": 1, "step": 5, "world": 7})).encode()
+        text_of(spoiled(draw, {"format": 1, "generation": 1, "step": 5, "world_size": 7})).encode()
     )
 
 
@@ -104,7 +104,7 @@ def use_manifest_list(draw: random.Random) -> None:
 
 
 def use_epoch_record(draw: random.Random) -> None:
-    body = spoiled(draw, {"epoch": 1, "parent": [1, 5], "size": 2, "writer": {"program": "p", "began_at": 1.0}})
+    body = spoiled(draw, {"generation": 1, "parent": [1, 5], "size": 2, "writer": {"program": "p", "began_at": 1.0}})
     parse_records({1: (text_of(body),)})
 
 

@@ -80,7 +80,7 @@ def _make_run(root: Path, status: JobStatus) -> None:
     store.patch_status(replace(status, serial=0), JobStatus())
     with mock.patch("time.time", return_value=NOW - 60):
         store.record([Event("GenerationClaimed", "epoch 1"), Event("WorkerLost", "worker 1 is lost", warning=True)])
-    line = '{"epoch": 1, "step": %d, "rank": %d, "loss": 2.5, "samples": null, "at": %d, "seconds": 0.5, "stall_seconds": null}\n'
+    line = '{"generation": 1, "step": %d, "rank": %d, "loss": 2.5, "samples": null, "at": %d, "seconds": 0.5, "stall_seconds": null}\n'
     for rank in range(2):
         ledger = "".join(line % (step, rank, NOW - 50 + step) for step in range(1, 4))
         (folder.ledger / f"worker-{rank}-1.jsonl").write_text(ledger, encoding="utf-8")

@@ -145,7 +145,7 @@ async def test_saves_of_dead_trainers_are_drained_and_their_memory_is_used_again
         slot, slots = re.findall(r"slot (\d) of (\d)", agent.log(2, 0))[0]
         assert (slot, slots) == ("0", "2")
         ledger = [json.loads(t) for t in (tmp_path / "ledger" / "worker-0-0.jsonl").read_text().splitlines()]
-        assert {"epoch": 2, "step": 12, "rank": 0, "loss": 1.0, "samples": [[0, 8]]}.items() <= ledger[-1].items()
+        assert {"generation": 2, "step": 12, "rank": 0, "loss": 1.0, "samples": [[0, 8]]}.items() <= ledger[-1].items()
     finally:
         await end(agent)
 

@@ -222,7 +222,7 @@ async def test_an_authenticator_that_does_not_answer_means_try_again(standing: S
 
 async def test_a_message_that_cannot_be_read_ends_the_line_but_not_the_worker(standing: Standing) -> None:
     stand = await standing()
-    for text in ("{", '{"v":1,"type":"Heartbeet"}', '{"v":1,"type":"Stop","epoch":9,"reason":"me"}'):
+    for text in ("{", '{"v":1,"type":"Heartbeet"}', '{"v":1,"type":"Stop","generation":9,"reason":"me"}'):
         async with FakeAgent(stand.server.url, hello(0)) as agent:
             await agent.heard(Welcome)
             await agent.say_text(text)

@@ -70,7 +70,7 @@ def test_a_killed_node_and_two_resizes_change_nothing(name: str, tmp_path: Path)
     found = json.loads(report.read_text(encoding="utf-8"))
     assert (found["samples_lost"], found["samples_repeated"]) == (0, 0)
     assert any(one["kind"] == "node-lost" for one in found["incidents"])
-    worlds = [epoch["world"] for epoch in found["epochs"]]
+    worlds = [generation["world_size"] for generation in found["generations"]]
     assert worlds[-3:] == [NODES, NODES - 1, NODES], worlds
     # transformers computes a causal loss in float32, whose sums over ranks round otherwise at another world size
     most = 1e-5 if name == "hugging_face" else 1e-10

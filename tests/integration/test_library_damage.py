@@ -128,8 +128,8 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "a flipped layout": (flipped("layouts/*.json"), 35, "layouts"),
     "no layout": (removed("layouts/*.json"), 35, "layouts"),
     "no layout at all for 35": (removed("layouts/*.json", "35-1/rank-0/layout"), 35, "layouts"),
-    "a flipped epoch": (flipped("epochs/1.json"), 35, "epoch 1"),
-    "a lost epoch": (both(flipped("epochs/1.json"), removed("epochs/1")), 35, "epoch 1"),
+    "a flipped epoch": (flipped("generations/1.json"), 35, "epoch 1"),
+    "a lost epoch": (both(flipped("generations/1.json"), removed("generations/1")), 35, "epoch 1"),
     "both records of the epoch lost": (removed("epochs", "lineage"), 35, "epoch 1"),
     "a flipped manifest": (flipped("35-1/rank-0.json"), 20, "35-1/rank-0.json"),
     "a manifest of format 2": (of_format_2, 20, "35-1/rank-0.json"),
@@ -205,7 +205,7 @@ def test_where_nothing_can_be_restored_it_refuses_names_the_files_and_leaves_all
     assert {p: p.read_bytes() for p in before if p.exists()} == before
 
 
-@pytest.mark.parametrize("path", ["layouts", "rank-0.json", "epochs/1.json", ""])
+@pytest.mark.parametrize("path", ["layouts", "rank-0.json", "generations/1.json", ""])
 def test_one_request_that_fails_at_the_start_costs_nothing(
     path: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

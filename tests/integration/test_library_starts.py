@@ -245,7 +245,7 @@ def test_a_silent_manifest_is_waited_for(folder: Path, monkeypatch: pytest.Monke
     assert len(waits) == 2
 
 
-@pytest.mark.parametrize("twin", ["epochs/1.json", "lineage/1.json"])
+@pytest.mark.parametrize("twin", ["generations/1.json", "lineage/1.json"])
 def test_of_two_records_of_an_epoch_one_may_be_unreadable(twin: str, folder: Path, hasty: None) -> None:
     (folder / "default" / twin).unlink()
     (folder / "default" / twin).mkdir()

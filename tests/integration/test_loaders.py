@@ -53,7 +53,7 @@ def test_ranks_over_their_own_streams_each_go_on_where_they_were(tmp_path: Path)
     job = Job(steps=50, program=PROGRAM, trainer=("--kind", "stream", "--pace", "0.05"))
     done = run(tmp_path, job, *faults("trainer:1@step=27"), "--compare")
     assert_equal(done.report, 0.0)
-    assert (done.report["outcome"], len(done.report["epochs"])) == ("Complete", 2)
+    assert (done.report["outcome"], len(done.report["generations"])) == ("Complete", 2)
 
 
 @pytest.mark.slow
@@ -62,7 +62,9 @@ def test_an_elastic_job_over_streams_keeps_its_size_and_says_why(tmp_path: Path)
     job = Job(steps=50, elastic=(1, 2), program=PROGRAM, trainer=("--kind", "stream", "--pace", "0.1"))
     done = run(tmp_path, job, *faults("node:1@step=20,for=2"))
     assert done.report["outcome"] == "Complete"
-    (size,) = {epoch["world"] for epoch in done.report["epochs"]}  # 1 if the other worker came too late to begin with
+    (size,) = {
+        generation["world_size"] for generation in done.report["generations"]
+    }  # 1 if the other worker came too late to begin with
     told = f"loader: each rank's own state, which only {size} ranks can restore"
     assert done.told("WorldSizeFixed")[0].startswith(told)
 
@@ -75,7 +77,7 @@ def test_accumulation_behind_a_prefetcher_loses_no_sample_whatever_the_size(tmp_
     done = run(tmp_path, job, *faults("node:1@step=30,for=2"), "--compare")
     assert_whole(done.report, 80)
     assert_equal(done.report)
-    assert {epoch["world"] for epoch in done.report["epochs"]} == {1, 2}
+    assert {generation["world_size"] for generation in done.report["generations"]} == {1, 2}
 
 
 @pytest.mark.slow
@@ -91,4 +93,4 @@ def test_each_sample_of_a_batch_samplers_lists_is_counted_through_a_kill_and_a_r
     assert (read.samples_per_second or 0) > 0
     assert_whole(done.report, 130)
     assert_equal(done.report)
-    assert {epoch["world"] for epoch in done.report["epochs"]} == {1, 2}
+    assert {generation["world_size"] for generation in done.report["generations"]} == {1, 2}

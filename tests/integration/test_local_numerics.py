@@ -23,7 +23,7 @@ def losses(folder: Path) -> dict[int, list[tuple[int, float]]]:
         for text in path.read_text().splitlines():
             line: dict[str, Any] = json.loads(text)
             if line["rank"] == 0 and line["loss"] is not None:
-                found.setdefault(line["epoch"], []).append((line["step"], line["loss"]))
+                found.setdefault(line["generation"], []).append((line["step"], line["loss"]))
     return found
 
 

@@ -22,7 +22,7 @@ def test_workers_of_two_ranks_survive_a_trainer_and_a_node(tmp_path: Path) -> No
     report = done.report
     assert_whole(report, 160)
     assert_equal(report)
-    worlds = [epoch["world"] for epoch in report["epochs"]]
+    worlds = [generation["world_size"] for generation in report["generations"]]
     assert set(worlds) == {2, 4}, "both ranks of a worker go and come together"
     caused = [incident for incident in report["incidents"] if incident["fault"]]
     assert [incident["kind"] for incident in caused] == ["trainer-failed", "node-lost"]

@@ -134,10 +134,13 @@ def test_a_new_job_goes_on_where_an_older_one_ended(tmp_path: Path) -> None:
         assert loss == pytest.approx(whole[step], abs=1e-12)
     found = report(tmp_path, "later")
     assert (found["steps"], found["samples_lost"], found["samples_repeated"]) == (30, 0, 0)
-    begun_at = [(epoch["world"], epoch["from_step"], epoch["restored_from"]) for epoch in found["epochs"]]
+    begun_at = [
+        (generation["world_size"], generation["from_step"], generation["restored_from"])
+        for generation in found["generations"]
+    ]
     assert begun_at == [(1, 15, "older job"), (1, 15, "older job")]
     status = json.loads((tmp_path / "later" / "status.json").read_text())
-    assert (status["origin"], status["olderJob"]["job"]) == ({"epoch": -1, "step": 15}, old.name)
+    assert (status["origin"], status["sourceJob"]["job"]) == ({"generation": -1, "step": 15}, old.name)
 
 
 @pytest.mark.nightly

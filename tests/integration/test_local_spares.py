@@ -42,5 +42,5 @@ def test_a_spare_takes_a_killed_workers_rank_and_its_replacement_the_next_ones(t
     report = done.report
     assert_whole(report, 90)
     assert {i["kind"] for i in report["incidents"]} <= {"agent-lost", "node-lost", "worker-silent"}
-    assert [epoch["world"] for epoch in report["epochs"]] == [3] * len(report["epochs"])
+    assert [generation["world_size"] for generation in report["generations"]] == [3] * len(report["generations"])
     assert_little_lost(report["incidents"])

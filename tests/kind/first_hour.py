@@ -41,8 +41,8 @@ MILESTONES = {
     "chart": "helm test",
     "job": "kubectl wait trainingjob/minimal",
     "killed node": "docker kill",
-    "smaller world": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=4",
-    "recovered": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=6",
+    "smaller world": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.membership.worldSize}'=4",
+    "recovered": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.membership.worldSize}'=6",
     "job with S3": "kubectl wait trainingjob/with-s3",
     "uninstalled": "kubectl delete crd",
 }

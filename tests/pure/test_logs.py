@@ -26,11 +26,11 @@ def test_json_line_has_the_process_keys_and_those_of_the_call() -> None:
     assert "\n" not in line
     assert body["message"] == "rank a exited"
     assert (body["level"], body["logger"], body["time"][-6:]) == ("WARNING", "surefoot.x", "+00:00")
-    assert {k: body[k] for k in ("job", "worker", "rank", "epoch")} == {
+    assert {k: body[k] for k in ("job", "worker", "rank", "generation")} == {
         "job": "another",
         "worker": 2,
         "rank": 3,
-        "epoch": 0,
+        "generation": 0,
     }
     assert "node" not in body
 

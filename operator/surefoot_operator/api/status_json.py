@@ -97,13 +97,13 @@ Endpoints = tuple[MemoryServerEndpoint, ...]
 
 @functools.lru_cache(_CACHED_WORLDS)
 def member_texts(members: Members) -> tuple[str, ...]:
-    """`status.world.members`: "INDEX.ATTEMPT NODE INCARNATION" of each worker, in the order of ranks."""
+    """`status.membership.members`: "INDEX.ATTEMPT NODE INCARNATION" of each worker, in the order of ranks."""
     return tuple(f"{m.index}.{m.attempt} {_word(m.node)} {_word(m.incarnation)}" for m in members)
 
 
 @functools.lru_cache(_CACHED_WORLDS)
 def holder_texts(holders: Endpoints) -> tuple[str, ...]:
-    """`status.namedHolders`: "NODE INSTANCE HOST:PORT", then " domain=…", " tls" and " server=N" where they say more."""
+    """`status.assignedServers`: "NODE INSTANCE HOST:PORT", then " domain=…", " tls" and " server=N" where they say more."""
     return tuple(
         f"{_word(e.instance.node)} {_word(e.instance.run_id)} {_word(e.host)}:{e.port}"
         + (f" domain={_word(e.domain)}" if e.domain != e.instance.node else "")
@@ -118,7 +118,7 @@ def _members(texts: tuple[str, ...]) -> Members:
     members: list[Member] = []
     for place, text in enumerate(texts):
         index, attempt, node, incarnation = _parts(
-            _MEMBER, text, f".world.members[{place}]", "INDEX.ATTEMPT NODE INCARNATION"
+            _MEMBER, text, f".membership.members[{place}]", "INDEX.ATTEMPT NODE INCARNATION"
         )
         members.append(Member(int(index), int(attempt), _text(incarnation), _text(node)))
     return tuple(members)
@@ -129,7 +129,7 @@ def _servers(texts: tuple[str, ...]) -> Endpoints:
     holders: list[MemoryServerEndpoint] = []
     for place, text in enumerate(texts):
         node, instance, host, port, domain, tls, server = _parts(
-            _HOLDER, text, f".namedHolders[{place}]", "NODE INSTANCE HOST:PORT"
+            _HOLDER, text, f".assignedServers[{place}]", "NODE INSTANCE HOST:PORT"
         )
         holder = MemoryServerInstance(_text(node), _text(instance))
         within = holder.node if domain is None else _text(domain)

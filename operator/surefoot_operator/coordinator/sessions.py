@@ -267,7 +267,7 @@ def _has_finished(sessions: Sessions, seen: ObservedSession) -> bool:
 
 
 def apply_membership(sessions: Sessions, world: Membership | None) -> Sessions:
-    """Takes over `status.world`; requests of another one are void."""
+    """Takes over `status.membership`; requests of another one are void."""
     if world == sessions.membership:
         return sessions
     epoch, committed = (world.generation, world.state == "Committed") if world is not None else (0, False)

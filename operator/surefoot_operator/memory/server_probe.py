@@ -177,7 +177,7 @@ MEASURED_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The purpose of a visit; `epoch` is that of status.world."""
+    """The purpose of a visit; `epoch` is that of status.membership."""
 
     generation: int
     claimed: bool

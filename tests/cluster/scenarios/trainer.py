@@ -39,7 +39,7 @@ class Written:
 
     def step(self, step: int, loss: float, samples: tuple[int, int], seconds: float) -> None:
         line = {
-            "epoch": self._epoch,
+            "generation": self._epoch,
             "step": step,
             "rank": self._rank,
             "loss": loss,

@@ -41,8 +41,13 @@ def test_a_status_reads_as_a_cluster_would_show_it() -> None:
         incidents=(Incident("node-lost", "gone", 1, "node-1", 1, 10.0, steps_lost=0),),
     )
     body = status_to_json(status)
-    assert body["world"] == {"epoch": 2, "state": "Committed", "parent": {"epoch": 1, "step": 40}, "size": 2}
-    assert body["lineage"][0] == {"epoch": 1, "parent": None, "size": 3}
+    assert body["membership"] == {
+        "generation": 2,
+        "state": "Committed",
+        "parent": {"generation": 1, "step": 40},
+        "size": 2,
+    }
+    assert body["lineage"][0] == {"generation": 1, "parent": None, "size": 3}
     assert body["incidents"][0]["stepsLost"] == 0
     assert status_from_json(body) == status
 
@@ -60,20 +65,20 @@ def test_a_field_of_a_newer_operator_is_left_out() -> None:
     "body",
     [
         {"phase": "Dancing"},
-        {"world": {"state": "Claimed"}},
-        {"world": []},
+        {"membership": {"state": "Claimed"}},
+        {"membership": []},
         {"restarts": "3"},
         {"step": True},
         {"schemaVersion": 2},
         {"startTime": "yesterday"},
         {"startTime": "2026-01-31T12:00:00"},
-        {"world": {"epoch": 1, "state": "Committed", "members": "0.1 node-a a"}},
-        {"world": {"epoch": 1, "state": "Committed", "members": [{"index": 0}]}},
-        {"world": {"epoch": 1, "state": "Committed", "members": ["0 node-a a"]}},
-        {"world": {"epoch": 1, "state": "Committed", "members": ["0.1 node-a a b"]}},
-        {"namedHolders": ["n i h"]},
-        {"namedHolders": ["n i h:x"]},
-        {"namedHolders": ["n i h:1 zone=a"]},
+        {"membership": {"generation": 1, "state": "Committed", "members": "0.1 node-a a"}},
+        {"membership": {"generation": 1, "state": "Committed", "members": [{"index": 0}]}},
+        {"membership": {"generation": 1, "state": "Committed", "members": ["0 node-a a"]}},
+        {"membership": {"generation": 1, "state": "Committed", "members": ["0.1 node-a a b"]}},
+        {"assignedServers": ["n i h"]},
+        {"assignedServers": ["n i h:x"]},
+        {"assignedServers": ["n i h:1 zone=a"]},
     ],
 )
 def test_a_damaged_status_is_refused_by_name(body: dict[str, object]) -> None:
@@ -92,9 +97,9 @@ def test_each_member_and_each_holder_is_one_text_that_people_read() -> None:
     )
     body = status_to_json(status)
     assert body["schemaVersion"] == 1
-    assert body["world"]["changedTime"] == "1970-01-01T00:00:12.500000Z"
-    assert body["world"]["members"] == ["0.1 node-a 5f0e9a1b2c3d", "4.2 node-b agent%204"]
-    assert body["namedHolders"] == [
+    assert body["membership"]["changedTime"] == "1970-01-01T00:00:12.500000Z"
+    assert body["membership"]["members"] == ["0.1 node-a 5f0e9a1b2c3d", "4.2 node-b agent%204"]
+    assert body["assignedServers"] == [
         "node-a 9d2c4e6f8a0b 10.0.0.7:6379",
         "node-b i ::1:6380 domain=rack%203 tls server=1",
     ]
@@ -103,8 +108,8 @@ def test_each_member_and_each_holder_is_one_text_that_people_read() -> None:
 
 def test_a_text_that_cannot_be_read_is_named_by_its_place() -> None:
     members = ["0.1 node-a a", "1.1 node-b"]
-    with pytest.raises(InvariantViolation, match=r"status\.world\.members\[1\] is '1\.1 node-b', not INDEX"):
-        status_from_json({"world": {"epoch": 1, "state": "Committed", "members": members}})
+    with pytest.raises(InvariantViolation, match=r"status\.membership\.members\[1\] is '1\.1 node-b', not INDEX"):
+        status_from_json({"membership": {"generation": 1, "state": "Committed", "members": members}})
 
 
 @pytest.mark.parametrize("length", [26, 63])
@@ -122,7 +127,8 @@ def test_two_thousand_workers_take_little_more_than_the_names_of_their_nodes(len
     status = JobStatus(membership=Membership(1, "Committed", None, 16_000, members), assigned_servers=holders)
     body = json.loads(json.dumps(status_to_json(status)))
     sizes = [
-        len(json.dumps(texts, separators=(",", ":"))) for texts in (body["world"]["members"], body["namedHolders"])
+        len(json.dumps(texts, separators=(",", ":")))
+        for texts in (body["membership"]["members"], body["assignedServers"])
     ]
     assert sizes[0] < 2000 * (length + 24)
     assert sizes[1] < 2000 * (length + 35)

@@ -14,7 +14,7 @@ from surefoot_operator.cli.main import main
 def entry(step: int, state: str) -> dict[str, Any]:
     damaged = ["step-1 of rank 0: chunk 0"] if state == "damaged" else []
     return {
-        "step": step, "epoch": 1, "world": 2, "ranks": 1, "bytes": 1000, "state": state, "damaged": damaged,
+        "step": step, "generation": 1, "world_size": 2, "ranks": 1, "bytes": 1000, "state": state, "damaged": damaged,
     }  # fmt: skip
 
 

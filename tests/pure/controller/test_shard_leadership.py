@@ -20,7 +20,7 @@ NODE = {
 }
 JOB = {
     "metadata": {"namespace": "ns", "name": "gpt"},
-    "status": {"sickNodes": [{"name": "n0", "reason": "GpuLost: x", "untilTime": timestamp(NOW + 100)}]},
+    "status": {"unhealthyNodes": [{"name": "n0", "reason": "GpuLost: x", "untilTime": timestamp(NOW + 100)}]},
 }
 
 

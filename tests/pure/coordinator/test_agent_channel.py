@@ -230,7 +230,7 @@ def test_an_agent_that_stopped_costs_no_copy_of_all_sessions_and_changes_no_snap
 
 
 @pytest.mark.parametrize(
-    ("status", "epoch", "at_once"),
+    ("status", "generation", "at_once"),
     [
         pytest.param(STATUS, 1, False, id="comes back while its trainers run"),
         pytest.param(STATUS, 0, True, id="newcomer"),

@@ -34,8 +34,8 @@ MANIFEST = RankManifest(RankSave(1, 5, 0), 1, "i" * 12, "a" * 16, 64, 1, "d" * 1
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("world", 10**9),
-        ("world", 0),
+        ("world_size", 10**9),
+        ("world_size", 0),
         ("chunks", 3 * 10**8),
         ("chunks", -1),
         ("stream_bytes", 10**15),
@@ -63,7 +63,9 @@ def test_a_world_of_a_billion_is_never_counted() -> None:
     assert layouts_to_check(reading) == set()
     assert complete_checkpoints(reading, (LineageEntry(1, None, 1),), 1, frozenset(), {}) == []
     assert copies_of(claims.save.checkpoint, reading, {}) == 0
-    assert persistent_records.read_newest_record(b'{"format":1,"epoch":1,"step":1,"world":1000000000}') is None
+    assert (
+        persistent_records.read_newest_record(b'{"format":1,"generation":1,"step":1,"world_size":1000000000}') is None
+    )
     assert time.process_time() - begun < 1.0
 
 

@@ -67,16 +67,16 @@ def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "JSON list"),
-        ('{"type":"Stopped","epoch":1}', "version None"),
-        ('{"v":true,"type":"Stopped","epoch":1}', "version True"),
-        ('{"v":0,"type":"Stopped","epoch":1}', "upgrade the older one"),
-        (f'{{"v":{wire.VERSION + 1},"type":"Stopped","epoch":1}}', "upgrade the older one"),
-        ('{"v":1,"type":"Stapped","epoch":1}', "'Stapped'"),
-        ('{"v":1,"type":["Stopped"],"epoch":1}', "no message"),
-        ('{"v":1,"type":"Stopped","epoch":1,"colour":"red"}', "'colour'"),
-        ('{"v":1,"type":"Stopped"}', "epoch"),
-        ('{"v":1,"type":"Stopped","epoch":"1"}', "Stopped.epoch"),
-        ('{"v":1,"type":"Stopped","epoch":true}', "Stopped.epoch"),
+        ('{"type":"Stopped","generation":1}', "version None"),
+        ('{"v":true,"type":"Stopped","generation":1}', "version True"),
+        ('{"v":0,"type":"Stopped","generation":1}', "upgrade the older one"),
+        (f'{{"v":{wire.VERSION + 1},"type":"Stopped","generation":1}}', "upgrade the older one"),
+        ('{"v":1,"type":"Stapped","generation":1}', "'Stapped'"),
+        ('{"v":1,"type":["Stopped"],"generation":1}', "no message"),
+        ('{"v":1,"type":"Stopped","generation":1,"colour":"red"}', "'colour'"),
+        ('{"v":1,"type":"Stopped"}', "generation"),
+        ('{"v":1,"type":"Stopped","generation":"1"}', "Stopped.epoch"),
+        ('{"v":1,"type":"Stopped","generation":true}', "Stopped.epoch"),
         ('{"v":1,"type":"Barrier","generation":1,"step":2,"phase":"maybe"}', "Barrier.phase"),
         (
             '{"v":1,"type":"PersistentDropped","request":1,"error":{"a":1}}',
@@ -89,7 +89,7 @@ def test_what_is_foreign_is_refused_and_named(text: str, named: str) -> None:
         decode(text)
 
 
-_BEAT = '{"v":1,"type":"Heartbeat","epoch":1,"stopped":1,"warm":true,"step":1,'
+_BEAT = '{"v":1,"type":"Heartbeat","generation":1,"stopped":1,"warm":true,"step":1,'
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ _BEAT = '{"v":1,"type":"Heartbeat","epoch":1,"stopped":1,"warm":true,"step":1,'
         (_BEAT + '"loss":"2.5"}', "Heartbeat.loss is '2.5', which is not of type float"),
         (_BEAT + '"saved":5}', "Heartbeat.saved is 5, which is not of type mapping"),
         (_BEAT + '"saved":' + "[" * 900 + "]" * 900 + "}", "Heartbeat.saved is [[[[[[[...]]]]]]]"),
-        (_BEAT + '"saved":{"epoch":1,"step":1,"x":2}}', "Heartbeat.saved has no field 'x' in version 1"),
+        (_BEAT + '"saved":{"generation":1,"step":1,"x":2}}', "Heartbeat.saved has no field 'x' in version 1"),
         (_BEAT + '"pending":7}', "Heartbeat.pending is 7, not a list"),
         (
             _BEAT + '"settled":{"upto":1,"steps":[1,"a"]}}',
@@ -107,11 +107,14 @@ _BEAT = '{"v":1,"type":"Heartbeat","epoch":1,"stopped":1,"warm":true,"step":1,'
         ),
         (_BEAT + '"a` - at `$.epoch":5}', "Heartbeat"),
         ('{"v":1,"type":"Listing","request":1,"layouts":{"a":"b","c":5}}', "Listing.layouts['c'] is 5"),
-        ('{"v":1,"type":"Assign","epoch":1,"lineage":[[1,null]]}', "Assign.lineage[0] has 2 entries, not 3"),
-        ('{"v":1,"type":"Assign","epoch":1,"lineage":[[1,{"epoch":1},2]]}', "Assign.lineage[0][1] is incomplete: step"),
-        ('{"v":1,"type":"Exited","epoch":1,"kind":7}', "Exited.kind is 7, not one of 'failed', 'hang'"),
+        ('{"v":1,"type":"Assign","generation":1,"lineage":[[1,null]]}', "Assign.lineage[0] has 2 entries, not 3"),
+        (
+            '{"v":1,"type":"Assign","generation":1,"lineage":[[1,{"generation":1},2]]}',
+            "Assign.lineage[0][1] is incomplete: step",
+        ),
+        ('{"v":1,"type":"Exited","generation":1,"kind":7}', "Exited.kind is 7, not one of 'failed', 'hang'"),
         ('{"v":1,"type":"Notice","reason":"' + "\udcff" + '","text":1}', "Notice.text is 1"),
-        ('{"v":1,"type":"Stopped","epoch":' + "9" * 5000 + "}", "not JSON"),
+        ('{"v":1,"type":"Stopped","generation":' + "9" * 5000 + "}", "not JSON"),
         (b"\xff\xfe{", "not JSON"),
     ],
     ids=lambda given: ascii(given)[:60],
@@ -124,8 +127,8 @@ def test_a_refusal_says_where_what_stands_and_what_may_stand(text: str | bytes, 
 
 def test_whole_numbers_of_any_size_and_repeated_fields_are_read_as_before() -> None:
     assert decode(_BEAT + f'"level":{10**30}}}').progress.interval_exponent == 10**30  # type: ignore[union-attr]
-    assert decode('{"v":1,"type":"Stopped","epoch":1,"epoch":2}') == TrainersStopped(2)
-    assert decode('{"type":"Stopped","epoch":3,"v":1}') == TrainersStopped(3)
+    assert decode('{"v":1,"type":"Stopped","generation":1,"generation":2}') == TrainersStopped(2)
+    assert decode('{"type":"Stopped","generation":3,"v":1}') == TrainersStopped(3)
 
 
 def test_a_member_of_a_list_is_named_by_its_place() -> None:
@@ -196,9 +199,9 @@ def _trainer(text: str) -> object:
         {"v": 1, "type": LONG},
         {"v": 2, "type": [LONG]},
         {"v": 2, "type": "Heartbeat", LONG: 1},
-        {"v": 2, "type": "Heartbeat", "epoch": LONG},
-        {"v": 2, "type": "Heartbeat", "epoch": [[LONG] * 50] * 50},
-        {"v": 2, "type": "Heartbeat", "epoch": {LONG: {LONG: LONG}}},
+        {"v": 2, "type": "Heartbeat", "generation": LONG},
+        {"v": 2, "type": "Heartbeat", "generation": [[LONG] * 50] * 50},
+        {"v": 2, "type": "Heartbeat", "generation": {LONG: {LONG: LONG}}},
         {"v": 2, "type": "Heartbeat", "pending": LONG},
         {"v": 2, "type": "Listing", "request": 1, "layouts": {LONG: 5}},
         {"v": 2, "type": "Barrier", "generation": 1, "step": 1, "phase": LONG},
@@ -206,7 +209,7 @@ def _trainer(text: str) -> object:
         {"v": 1, "type": "Stepped", "rank": LONG},
         {"format": LONG},
         {"format": 3, "tensors": LONG, "chunk_starts": [LONG], "stream_bytes": LONG},
-        {"format": 1, "save": LONG, "epoch": LONG},
+        {"format": 1, "save": LONG, "generation": LONG},
         [LONG],
         LONG,
     ],
@@ -240,7 +243,11 @@ def test_an_error_of_the_api_is_short(value: Any) -> None:
         with pytest.raises(Exception) as refusal:
             parse_job(document)
         assert len(str(refusal.value)) < 900  # the names of all fields stand in it
-    for status in ({"phase": value}, {"world": value}, {"step": value if not isinstance(value, int) else str(value)}):
+    for status in (
+        {"phase": value},
+        {"membership": value},
+        {"step": value if not isinstance(value, int) else str(value)},
+    ):
         with pytest.raises(Exception) as refusal:
             status_from_json(status)
         assert len(str(refusal.value)) < MOST

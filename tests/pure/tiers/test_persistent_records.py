@@ -76,6 +76,13 @@ def test_the_record_of_the_newest_only_grows_and_a_damaged_one_is_replaced() -> 
     assert persistent_records.read_newest_record(
         persistent_records.grown_newest_record(first, Checkpoint(3, 10), 2)
     ) == (Checkpoint(3, 10), 2)
-    for damaged in (None, b"", b"{}", b'{"format":2,"epoch":1,"step":1,"world":1}', b'{"format":1,"epoch":1}', b"[]"):
+    for damaged in (
+        None,
+        b"",
+        b"{}",
+        b'{"format":2,"generation":1,"step":1,"world_size":1}',
+        b'{"format":1,"generation":1}',
+        b"[]",
+    ):
         assert persistent_records.read_newest_record(damaged) is None
         assert persistent_records.grown_newest_record(damaged, Checkpoint(1, 10), 1) is not None

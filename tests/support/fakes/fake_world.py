@@ -282,7 +282,7 @@ class FakeWorld:
             self.listing = replace(self.listing, read_generation=None, requested_seconds=None)
 
     def _tell(self) -> None:
-        """Agents hear what status.world says, and nobody but a member hears an assignment."""
+        """Agents hear what status.membership says, and nobody but a member hears an assignment."""
         world = self.status.membership
         if world is None:
             return

@@ -51,7 +51,7 @@ def reports_by_node(
     found: dict[str, NodeReport] = {}
     for job in jobs:
         metadata = job["metadata"]
-        for one in (job.get("status") or {}).get("sickNodes") or ():
+        for one in (job.get("status") or {}).get("unhealthyNodes") or ():
             name, until = one.get("name"), moment_seconds(one.get("untilTime")) or 0.0
             if name not in nodes or until <= now or (name in found and found[name].until_seconds >= until):
                 continue

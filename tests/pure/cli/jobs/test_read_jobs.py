@@ -100,9 +100,9 @@ STATUS: dict[str, Any] = {
     "step": 42,
     "restarts": 1,
     "checkpointTime": "1970-01-01T00:16:40Z",
-    "lastComplete": {"epoch": 1, "step": 40},
-    "world": {
-        "epoch": 1,
+    "lastComplete": {"generation": 1, "step": 40},
+    "membership": {
+        "generation": 1,
         "state": "Committed",
         "size": 2,
         "members": ["0.1 n0 a"],
@@ -155,11 +155,11 @@ def test_steps_in_all_are_a_number_or_unknown(said: str, total: int | None) -> N
 # ---- roll back -------------------------------------------------------------------------------------------------------
 # `surefoot rollback --to` writes one annotation, for the epoch that is there, and refuses what could not be done.
 
-WORLD = {"epoch": 7, "state": "Committed", "size": 3}
+WORLD = {"generation": 7, "state": "Committed", "size": 3}
 
 
 def stored(phase: str = "Running", world: dict[str, Any] | None = None, **metadata: Any) -> StoredJob:
-    status = {"phase": phase, "step": 100, "schemaVersion": 1, "world": WORLD if world is None else world}
+    status = {"phase": phase, "step": 100, "schemaVersion": 1, "membership": WORLD if world is None else world}
     return stored_job(stored_document(status, **metadata))
 
 

@@ -220,13 +220,15 @@ def test_a_step_is_finished_when_every_rank_has_finished_it() -> None:
     assert progress.finished_step(lines, 2, 3) == 0
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"epoch": 1}', '{"epoch":1,"step":1,"rank":0,"samples":[1],"at":0}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"generation": 1}', '{"generation":1,"step":1,"rank":0,"samples":[1],"at":0}']
+)
 def test_a_torn_line_is_no_line(text: str) -> None:
     assert progress.parse_line(text) is None
 
 
 def test_a_line_reads_as_an_agent_writes_it() -> None:
-    body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [[6, 8], [12, 14]], "at": 9.5}
+    body = {"generation": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [[6, 8], [12, 14]], "at": 9.5}
     assert progress.parse_line(json.dumps(body)) == LedgerEntry(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
 
 

@@ -139,9 +139,9 @@ def test_the_report_has_the_documented_keys() -> None:
         "checkpoints",
     } <= set(body)
     assert body["epochs"] == [
-        {"epoch": 1, "world": 3, "from_step": 0, "restored_from": None},
-        {"epoch": 2, "world": 2, "from_step": 40, "restored_from": "memory"},
-        {"epoch": 3, "world": 3, "from_step": 70, "restored_from": "memory"},
+        {"generation": 1, "world_size": 3, "from_step": 0, "restored_from": None},
+        {"generation": 2, "world_size": 2, "from_step": 40, "restored_from": "memory"},
+        {"generation": 3, "world_size": 3, "from_step": 70, "restored_from": "memory"},
     ]
     wanted = {"kind", "detected_seconds", "assigned_seconds", "first_step_seconds", "steps_lost", "restored_from"}
     assert all(wanted <= set(incident) for incident in body["incidents"])
@@ -162,7 +162,7 @@ def test_the_last_lines_say_it_in_words() -> None:
 # ---- report job ------------------------------------------------------------------------------------------------------
 # The command writes one page, of a run folder as of a cluster, and says where.
 
-LINE = '{"epoch": 1, "step": %d, "rank": %d, "loss": %s, "samples": null, "at": %f, "seconds": 0.5, "stall_seconds": null}\n'
+LINE = '{"generation": 1, "step": %d, "rank": %d, "loss": %s, "samples": null, "at": %f, "seconds": 0.5, "stall_seconds": null}\n'
 
 
 def ended(root: Path, began: float, loss: str = "2.5") -> RunFolder:

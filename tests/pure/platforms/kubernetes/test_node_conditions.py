@@ -186,7 +186,7 @@ def node_node_reports(
 
 def job(name: str, **sick: tuple[str, float]) -> dict[str, Any]:
     entries = [{"name": n, "reason": reason, "untilTime": timestamp(until)} for n, (reason, until) in sick.items()]
-    return {"metadata": {"namespace": "ns", "name": name}, "status": {"sickNodes": entries}}
+    return {"metadata": {"namespace": "ns", "name": name}, "status": {"unhealthyNodes": entries}}
 
 
 def merged(found: dict[str, Any], report: NodeReport | None, taint: str = "") -> dict[str, Any]:

@@ -110,7 +110,7 @@ HISTORY = (
 
 
 @pytest.mark.parametrize(
-    ("epoch", "step", "seen_from", "lies"),
+    ("generation", "step", "seen_from", "lies"),
     [
         (1, 10, 1, True),
         (1, 30, 2, True),
