@@ -65,7 +65,7 @@ def test_what_happened_was_told_once_each_with_why(scene: ScrapedRun) -> None:
     told = [(event.reason, event.message) for event in done.events]
     assert len(set(told)) == len(told)
     reasons = [reason for reason, _ in told]
-    epochs = len(done.report["epochs"])
+    epochs = len(done.report["generations"])
     assert reasons.count("GenerationClaimed") >= reasons.count("GenerationCommitted") == epochs
     over = [incident for incident in done.report["incidents"] if incident["first_step_seconds"] is not None]
     assert (reasons.count("Restored"), reasons.count("JobComplete")) == (len(over), 1)

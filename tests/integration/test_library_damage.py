@@ -116,7 +116,7 @@ def swapped(job: Path) -> None:
 def foreign(job: Path) -> None:
     (job / "notes.txt").write_text("mine")
     (job / "90-x").mkdir()
-    (job / "epochs" / "old.json").write_text("{}")
+    (job / "generations" / "old.json").write_text("{}")
 
 
 def both(*strikes: Damage) -> Damage:
@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "no layout at all for 35": (removed("layouts/*.json", "35-1/rank-0/layout"), 35, "layouts"),
     "a flipped epoch": (flipped("generations/1.json"), 35, "epoch 1"),
     "a lost epoch": (both(flipped("generations/1.json"), removed("generations/1")), 35, "epoch 1"),
-    "both records of the epoch lost": (removed("epochs", "lineage"), 35, "epoch 1"),
+    "both records of the epoch lost": (removed("generations", "lineage"), 35, "epoch 1"),
     "a flipped manifest": (flipped("35-1/rank-0.json"), 20, "35-1/rank-0.json"),
     "a manifest of format 2": (of_format_2, 20, "35-1/rank-0.json"),
     "a removed manifest": (removed("35-1/rank-0.json"), 20, "step 35 of epoch 1"),
@@ -199,7 +199,7 @@ def test_where_nothing_can_be_restored_it_refuses_names_the_files_and_leaves_all
             flipped(f"{step}-1/rank-0.json")(job)
     else:
         removed("*-1/rank-0/p0000")(job)
-    before = {path: path.read_bytes() for path in job.rglob("*") if path.is_file() and "epochs" not in str(path)}
+    before = {path: path.read_bytes() for path in job.rglob("*") if path.is_file() and "generations" not in str(path)}
     with pytest.raises(Unreadable, match=r"none can be restored.*step 35 of epoch 1.*job= or folder="):
         Training(folder).checkpointer.restore()
     assert {p: p.read_bytes() for p in before if p.exists()} == before
@@ -233,7 +233,7 @@ def test_a_tier_that_is_away_at_the_start_is_an_error_and_not_an_empty_one(
     monkeypatch.setattr(DirectoryStore, "read", away)
     with pytest.raises((TierUnavailable, Unreadable), match="did not answer"):
         Training(folder)
-    assert sorted(p.name for p in (folder / "default" / "epochs").iterdir()) == ["1", "1.json"], "nothing is claimed"
+    assert sorted(p.name for p in (folder / "default" / "generations").iterdir()) == ["1", "1.json"], "nothing is claimed"
 
 
 def test_what_cannot_be_judged_is_not_removed_by_later_saves(folder: Path) -> None:

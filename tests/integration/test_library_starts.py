@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_named_and_gone_is_an_error_that_names_it(
         shutil.rmtree(folder / "default" / name)
     with pytest.raises(Unreadable, match=rf"newest.json names step 35 of epoch 1.*SUREFOOT_ACCEPT_STEP={older} "):
         Training(folder)
-    assert {p.name for p in (folder / "default" / "epochs").iterdir()} == {"1", "1.json"}, "nothing is claimed"
+    assert {p.name for p in (folder / "default" / "generations").iterdir()} == {"1", "1.json"}, "nothing is claimed"
     monkeypatch.setenv("SUREFOOT_ACCEPT_STEP", str(older))
     training = Training(folder)
     assert training.start == older

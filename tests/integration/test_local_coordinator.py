@@ -26,5 +26,5 @@ def test_an_agent_and_its_coordinator_may_die_at_once_and_another_coordinator_in
     assert_whole(done.report, 120)
     assert_equal(done.report)
     assert_little_lost(done.report["incidents"])
-    sources = {epoch["restored_from"] for epoch in done.report["epochs"]}
+    sources = {epoch["restored_from"] for epoch in done.report["generations"]}
     assert sources <= {None, "memory", "staging+memory"}  # a survivor has its own share in staging memory

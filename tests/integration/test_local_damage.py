@@ -69,4 +69,4 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
     assert all(text.endswith("is healed") for text in damage), damage
     (bad,) = done.told("CheckpointUnreadable")
     assert f"{newest}" in bad
-    assert [e["from_step"] for e in done.report["epochs"]] == [0, 30, 60, 55]
+    assert [e["from_step"] for e in done.report["generations"]] == [0, 30, 60, 55]

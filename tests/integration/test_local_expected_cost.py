@@ -35,11 +35,11 @@ def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dea
     first, second = (i for i in incidents if i["kind"] != "planned")
     assert (first["kind"], second["kind"]) == ("agent-lost", "agent-lost")
     if incidents[0] == first:
-        assert first["world_after"] == 2, "nobody has measured anything yet"
+        assert first["world_size_after"] == 2, "nobody has measured anything yet"
     before = incidents[incidents.index(second) - 1]
-    assert before["world_after"] == 3, "the second was lost by a whole world"
-    assert first["world_after"] == 3 or before["kind"] == "planned", "which had grown again"
-    if second["world_after"] == 3:
+    assert before["world_size_after"] == 3, "the second was lost by a whole world"
+    assert first["world_size_after"] == 3 or before["kind"] == "planned", "which had grown again"
+    if second["world_size_after"] == 3:
         assert second["sealed_seconds"] < second["assigned_seconds"], "it waited"
         assert incidents[-1] == second, "and nothing had to grow behind it"
         return

@@ -43,7 +43,7 @@ def test_each_of_three_nodes_with_a_fault_of_its_own_is_told_of_as_what_it_is(tm
 
     lost, killed = done.report["incidents"]
     assert (lost["kind"], lost["node"], lost["fault"]) == ("agent-lost", "node-1", "kill agent of node-1 at step 60")
-    assert lost["world_after"] == 3
+    assert lost["world_size_after"] == 3
     assert lost["first_step_seconds"] > 3, "its new worker came to a node that was cordoned"
     assert "node-1 takes workers again" in done.said
     (again,) = done.told("WorkerCreated")[3:]

@@ -58,7 +58,7 @@ def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path
     assert killed in caused
     assert set(caused) <= {killed, frozen}
     # the growth that follows the first may halt at the very step of the second: then it goes on without the frozen node
-    given_up = [i for i in report["incidents"] if i["kind"] == "planned" and i["world_after"] == i["world_before"]]
+    given_up = [i for i in report["incidents"] if i["kind"] == "planned" and i["world_size_after"] == i["world_size_before"]]
     assert frozen in caused or given_up
     assert_little_lost(list(caused.values()))
 
@@ -88,4 +88,4 @@ def test_a_drained_node_costs_no_step(tmp_path: Path, elastic: tuple[int, int] |
     assert sum(incident["steps_lost"] for incident in report["incidents"]) == 0
     (left,) = [incident for incident in report["incidents"] if incident["fault"]]
     assert re.search(r"worker \d is being deleted \(node node-1 is drained\)", left["reason"])  # whichever runs there
-    assert left["world_after"] == (3 if elastic is None else 2)
+    assert left["world_size_after"] == (3 if elastic is None else 2)

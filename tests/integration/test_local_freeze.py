@@ -80,4 +80,4 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
         30,
     }
     frozen = next(i for i in done.report["incidents"] if i["fault"])
-    assert (frozen["node"], frozen["world_before"], frozen["world_after"]) == (FROZEN, 3, 2)
+    assert (frozen["node"], frozen["world_size_before"], frozen["world_size_after"]) == (FROZEN, 3, 2)

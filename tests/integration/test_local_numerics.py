@@ -43,7 +43,7 @@ def test_data_that_is_no_number_is_skipped_and_the_run_ends_with_a_finite_loss(t
     assert math.isnan(dict(first)[23])
     assert all(math.isfinite(loss) for _, loss in last)
     assert last[-1][0] == 60
-    begun = report["epochs"][1]["from_step"]
+    begun = report["generations"][1]["from_step"]
     assert begun in (5, 10, 15), "steps behind it that were well proved it: 20 had too few of them"
     reached = report["incidents"][0]["steps_lost"] + begun
     assert reached >= 23

@@ -19,7 +19,7 @@ def test_a_replacement_at_the_same_world_size_is_bit_exact_in_float32_and_float6
     assert [incident["kind"] for incident in found["incidents"]] == ["node-lost", "trainer-failed"]
     assert [generation["world_size"] for generation in found["generations"]] == [2, 2, 2]
     # each rank saved half of what both have: its own half lies in its node's staging memory, unless that was lost
-    assert [epoch["restored_from"] for generation in found["generations"]] == [None, *["staging+memory"] * 2]
+    assert [generation["restored_from"] for generation in found["generations"]] == [None, *["staging+memory"] * 2]
     assert found["max_loss_difference"] == 0.0
     assert found["max_parameter_difference"] == 0.0
     assert found["parameters_bit_exact"] is True

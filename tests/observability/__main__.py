@@ -41,7 +41,7 @@ def main() -> int:
         found = _read(scraped)
         boards = drawn_boards(scraped.prometheus)
         report = scraped.run.finish().report
-    found["run"] = {name: report[name] for name in ("outcome", "steps", "epochs", "incidents") if name in report}
+    found["run"] = {name: report[name] for name in ("outcome", "steps", "generations", "incidents") if name in report}
     _write(found, boards, server)
     for one in found["defects"]:
         print(f"observability: {one}", file=sys.stderr)

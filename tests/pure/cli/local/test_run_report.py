@@ -129,7 +129,7 @@ def test_the_report_has_the_documented_keys() -> None:
     body = json.loads(json.dumps(report()))
     assert {
         "outcome",
-        "epochs",
+        "generations",
         "incidents",
         "max_loss_difference",
         "max_parameter_difference",
@@ -138,7 +138,7 @@ def test_the_report_has_the_documented_keys() -> None:
         "samples_repeated",
         "checkpoints",
     } <= set(body)
-    assert body["epochs"] == [
+    assert body["generations"] == [
         {"generation": 1, "world_size": 3, "from_step": 0, "restored_from": None},
         {"generation": 2, "world_size": 2, "from_step": 40, "restored_from": "memory"},
         {"generation": 3, "world_size": 3, "from_step": 70, "restored_from": "memory"},
