@@ -378,11 +378,13 @@ class AgentChannel:
             line.send_missing(desired_messages(self._rule, self.sessions, worker, line.is_sent_all_servers))
 
 
-_CALM = {"heard_seconds", "progress", "timings", "step_at_seconds"}
+_CALM = {"last_message_seconds", "progress", "timings", "step_at_seconds"}
 _SAVES = {"pending", "saved", "copies"}
 _URGENT = attrgetter(*(f.name for f in fields(ObservedSession) if f.name not in _CALM | _SAVES))
 _OF_SAVES = attrgetter(*sorted(_SAVES))
-_OF_PROGRESS = attrgetter("restored", "restored_from", "save_bytes", "unstaged", "ended", "loss_is_finite")
+_OF_PROGRESS = attrgetter(
+    "restored", "restored_from", "save_bytes", "no_staging_reason", "exited_ranks", "loss_is_finite"
+)
 
 
 def _may_change_plan(old: ObservedSession, new: ObservedSession, claimed: bool) -> bool:

@@ -85,7 +85,7 @@ class MemoryServerInstance:
         return f"holder {self.node}/{self.run_id[:8]}"
 
 
-INSTANCE_ORDER = attrgetter("node", "instance")
+INSTANCE_ORDER = attrgetter("node", "run_id")
 """The order of holders, as a key: compared one with another, two thousand take as long as the rest of a round."""
 
 
@@ -118,7 +118,7 @@ class MemoryServerEndpoint:
         return MemoryServerId(self.instance.node, self.server_index)
 
 
-ENDPOINT_ORDER = attrgetter("holder.node", "holder.instance")
+ENDPOINT_ORDER = attrgetter("instance.node", "instance.run_id")
 """`HOLDER_ORDER` of endpoints."""
 
 

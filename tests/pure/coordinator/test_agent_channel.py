@@ -314,14 +314,14 @@ def test_the_list_of_holders_is_encoded_once_and_shared(monkeypatch: pytest.Monk
     encode = agent_channel.encode
     monkeypatch.setattr(agent_channel, "encode", lambda *given: encoded.append(given) or encode(*given))
     channel, lines = joined()
-    assert len([message for (message,) in encoded if type(message).__name__ == "HolderChanges"]) == 1
-    lists = [next(text for text in line.sent if '"HolderChanges"' in text) for line in lines]
+    assert len([message for (message,) in encoded if type(message).__name__ == "MemoryServerChanges"]) == 1
+    lists = [next(text for text in line.sent if '"MemoryServerChanges"' in text) for line in lines]
     assert all(text is lists[0] for text in lists)
     for line in lines:
         (mine,) = (m for m in line.heard() if isinstance(m, Assign))
         assert mine.servers == HOLDERS_SHARED_TEXTS
     channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1]))
-    assert len([message for (message,) in encoded if type(message).__name__ == "HolderChanges"]) == 2
+    assert len([message for (message,) in encoded if type(message).__name__ == "MemoryServerChanges"]) == 2
 
 
 def test_a_change_that_does_not_concern_a_worker_costs_it_less_than_a_kilobyte() -> None:

@@ -37,7 +37,7 @@ def test_a_large_answer_that_nobody_asked_for_is_refused_unread() -> None:
 @pytest.mark.parametrize("text", ["x" * (60 << 20), '","'.join(["ab"] * (2 * bounds.MAX_PAGE_TEXTS))])
 def test_an_answer_that_would_fill_memory_is_refused_unread(text: str) -> None:
     with pytest.raises(ProtocolError, match="more than any valid one has"):
-        check_size(f'{{"v":3,"type":"Listing","request":1,"manifests":["{text}"]}}')
+        check_size(f'{{"v":3,"type":"PersistentPage","request":1,"manifests":["{text}"]}}')
 
 
 def test_a_manifest_that_breaks_a_bound_is_left_out_and_named() -> None:
@@ -45,7 +45,7 @@ def test_a_manifest_that_breaks_a_bound_is_left_out_and_named() -> None:
     sessions = apply_message(sessions, B, PersistentPage(number, (ENTRY.to_json(), HUGE), {ENTRY.layout: "{}"}), 1002.0)
     assert sessions.orders.persistent.entries == (ENTRY,)
     (refused,) = sessions.orders.refused
-    assert "world is 1000000000" in refused
+    assert "world_size is 1000000000" in refused
     orders = listings.list_persistent(sessions.orders, B, 3, 1003.0)
     sessions = replace(sessions, orders=orders)
     sessions = apply_message(
@@ -56,7 +56,7 @@ def test_a_manifest_that_breaks_a_bound_is_left_out_and_named() -> None:
 
 def test_what_an_agent_of_ours_left_out_for_its_bounds_is_named_too() -> None:
     sessions, number = asked()
-    why = "persistent: rank-0.json: the manifest is out of bounds: world is 1000000000"
+    why = "persistent: rank-0.json: the manifest is out of bounds: world_size is 1000000000"
     left_out = (UnreadRecord(why, False, checkpoint=ENTRY.save.checkpoint), UnreadRecord("it is damaged", False))
     listing = PersistentPage(number, (ENTRY.to_json(),), {ENTRY.layout: "{}"}, unread_records=left_out)
     assert apply_message(sessions, B, listing, 1002.0).orders.refused == (why,)
