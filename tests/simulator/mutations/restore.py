@@ -117,7 +117,7 @@ RESTORE = (
     Mutation("a silent named holder is forgotten at once",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
     Mutation("a server that answers stands for a silent one of its node",
-             patches=((memory_server_liveness, "_not_restarted", _another_of_its_node),), settings=SERVED),
+             patches=((memory_server_liveness, "_without_restarted", _another_of_its_node),), settings=SERVED),
     Mutation("a silent server is forgotten once another one of its node answers",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, servers: end.holder not in sealed
                        and end.holder.node in {one.node for one in sealed}),), settings=SERVED),

@@ -21,6 +21,6 @@ SLOWING = (
     Mutation("what one rank alone does counts against its node", patches=((stragglers, "_divergent_line", constant(None)),),
              settings=replace(MOVED, kinds=("a rank does more than the others",))),
     Mutation("what all ranks do counts as one rank's own",
-             patches=((stragglers, "HARDLY", 1.0),),
+             patches=((stragglers, "MIN_LINE_SHARE", 1.0),),
              settings=replace(MOVED, kinds=("node is slow",))),
 )  # fmt: skip

@@ -57,8 +57,8 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
 
 def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
     """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
-    world, told = facts.status.membership, facts.last_message_seconds.get(name)
-    if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
+    membership, told = facts.status.membership, facts.last_message_seconds.get(name)
+    if membership is None or membership.state != "Committed" or told is None or name not in _member_nodes(facts):
         return False
     return progressing_until(facts, told) is not None
 

@@ -123,8 +123,8 @@ def doubtful_nodes(nodes: tuple[ObservedNode, ...]) -> frozenset[str]:
 
 
 @cached_by_identity
-def servers_by_id(holders: tuple[ObservedMemoryServer, ...]) -> Mapping[MemoryServerInstance, ObservedMemoryServer]:
-    return {one.endpoint.instance: one for one in holders}
+def servers_by_id(servers: tuple[ObservedMemoryServer, ...]) -> Mapping[MemoryServerInstance, ObservedMemoryServer]:
+    return {one.endpoint.instance: one for one in servers}
 
 
 @cached_by_identity
@@ -149,21 +149,21 @@ def _announced(worker: ObservedWorker) -> str:
 
 
 @cached_by_identity
-def fenced_at(holders: tuple[ObservedMemoryServer, ...], epoch: int) -> tuple[ObservedMemoryServer, ...]:
-    read = (h for h in holders if h.state == "Ready" and h.read_generation == epoch)
-    return tuple(h for h in read if h.fence is not None and h.fence >= epoch)
+def fenced_at(servers: tuple[ObservedMemoryServer, ...], generation: int) -> tuple[ObservedMemoryServer, ...]:
+    read = (h for h in servers if h.state == "Ready" and h.read_generation == generation)
+    return tuple(h for h in read if h.fence is not None and h.fence >= generation)
 
 
 @cached_by_identity
 def fenced_endpoints(
-    holders: tuple[ObservedMemoryServer, ...], epoch: int
+    servers: tuple[ObservedMemoryServer, ...], generation: int
 ) -> Mapping[MemoryServerInstance, MemoryServerEndpoint]:
-    return {h.endpoint.instance: h.endpoint for h in fenced_at(holders, epoch)}
+    return {h.endpoint.instance: h.endpoint for h in fenced_at(servers, generation)}
 
 
 @cached_by_identity
-def servers_reading(holders: tuple[ObservedMemoryServer, ...], epoch: int) -> TierReading:
-    return TierReading({h.endpoint.instance: h.entries for h in fenced_at(holders, epoch)}, None)
+def servers_reading(servers: tuple[ObservedMemoryServer, ...], generation: int) -> TierReading:
+    return TierReading({h.endpoint.instance: h.entries for h in fenced_at(servers, generation)}, None)
 
 
 @cached_by_identity
@@ -179,8 +179,8 @@ def _paths(nodes: tuple[ObservedNode, ...]) -> dict[str, tuple[str, ...]]:
 
 
 @cached_by_identity
-def server_domains(holders: tuple[ObservedMemoryServer, ...]) -> dict[MemoryServerInstance, str]:
-    return {h.endpoint.instance: h.endpoint.domain for h in holders}
+def server_domains(servers: tuple[ObservedMemoryServer, ...]) -> dict[MemoryServerInstance, str]:
+    return {h.endpoint.instance: h.endpoint.domain for h in servers}
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
@@ -426,13 +426,13 @@ def gather(seen: JobSnapshot) -> Facts:
         told_on[session.node] = max(
             told_on.get(session.node, session.last_message_seconds), session.last_message_seconds
         )
-    world = seen.status.membership
+    membership = seen.status.membership
     return Facts(
         seen,
         workers=workers_by_id(seen.workers),
         sessions=sessions,
         silent_agents=silent,
-        members={} if world is None else members_by_id(world.members),
+        members={} if membership is None else members_by_id(membership.members),
         nodes=nodes_by_name(seen.nodes),
         connected_nodes=heard_on,
         last_message_seconds=told_on,
@@ -465,11 +465,11 @@ def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, ObservedSession | 
 @cached_per_snapshot
 def barrier_checkpoint(facts: WorldFacts) -> Checkpoint | None:
     """The step at which every rank waits at a bound barrier, if any."""
-    world, observed = facts.status.membership, facts.barrier
-    if world is None or world.state != "Committed" or not world.members or observed is None:
+    membership, observed = facts.status.membership, facts.barrier
+    if membership is None or membership.state != "Committed" or not membership.members or observed is None:
         return None
     barrier = observed.sent
-    if (barrier.generation, barrier.phase) != (world.generation, "bound"):
+    if (barrier.generation, barrier.phase) != (membership.generation, "bound"):
         return None
     reached = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
     return Checkpoint(barrier.generation, barrier.step) if reached else None
@@ -498,20 +498,20 @@ def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
 @cached_per_snapshot
 def is_broken(facts: WorldFacts) -> bool:
     """Whether a trainer of the committed world has failed."""
-    epoch = facts.membership.generation
-    return any(s is not None and s.exit is not None and s.exit.generation == epoch for _, s in member_sessions(facts))
+    generation = facts.membership.generation
+    return any(s is not None and s.exit is not None and s.exit.generation == generation for _, s in member_sessions(facts))
 
 
 @cached_per_snapshot
-def sessions_in_generation(facts: WorldFacts, epoch: int) -> tuple[ObservedSession, ...]:
+def sessions_in_generation(facts: WorldFacts, generation: int) -> tuple[ObservedSession, ...]:
     """Sessions whose facts (step, exit, barrier …) are about this epoch."""
-    return tuple(s for s in facts.sessions.values() if s.generation == epoch)
+    return tuple(s for s in facts.sessions.values() if s.generation == generation)
 
 
 @cached_per_snapshot
-def step_of(facts: WorldFacts, epoch: int) -> int:
+def step_of(facts: WorldFacts, generation: int) -> int:
     """The highest step that any rank of `epoch` finished; 0: none."""
-    return max((s.progress.step for s in sessions_in_generation(facts, epoch)), default=0)
+    return max((s.progress.step for s in sessions_in_generation(facts, generation)), default=0)
 
 
 def last_step(facts: WorldFacts) -> int:
@@ -520,23 +520,23 @@ def last_step(facts: WorldFacts) -> int:
 
 
 @cached_per_snapshot
-def has_stepped(facts: WorldFacts, epoch: int) -> bool:
+def has_stepped(facts: WorldFacts, generation: int) -> bool:
     """Whether `epoch` made a step after the one it restored."""
     begun = facts.membership.start_step
-    return any(s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, epoch))
+    return any(s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, generation))
 
 
 @cached_per_snapshot
-def last_step_seconds(facts: WorldFacts, epoch: int) -> float | None:
+def last_step_seconds(facts: WorldFacts, generation: int) -> float | None:
     """When a step of `epoch` was last reported.
 
     A new operator counts from its first report.
     """
-    world = facts.status.membership
-    parent = world.start_step if world is not None else 0
+    membership = facts.status.membership
+    parent = membership.start_step if membership is not None else 0
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
-        for s in sessions_in_generation(facts, epoch)
+        for s in sessions_in_generation(facts, generation)
         if s.step_at_seconds is not None or s.progress.step > parent
     ]
     return max(times, default=None)
@@ -567,9 +567,9 @@ def progressing_until(facts: WorldFacts, since_seconds: float) -> float | None:
     return until if facts.now < until else None
 
 
-def data_read(facts: WorldFacts, epoch: int) -> DataProgress | None:
+def data_read(facts: WorldFacts, generation: int) -> DataProgress | None:
     """Progress of `epoch` through its data; None without an elastic loader."""
-    told = [s.progress for s in sessions_in_generation(facts, epoch)]
+    told = [s.progress for s in sessions_in_generation(facts, generation)]
     passes, pace = mean_epochs(told), seconds_per_step(facts)
     if passes is None:
         return None
@@ -577,9 +577,9 @@ def data_read(facts: WorldFacts, epoch: int) -> DataProgress | None:
     return DataProgress(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
 
 
-def mean_reported_loss(facts: WorldFacts, epoch: int) -> float | None:
+def mean_reported_loss(facts: WorldFacts, generation: int) -> float | None:
     """The mean loss of an epoch's workers; None where none told any."""
-    told = [s.progress.loss for s in sessions_in_generation(facts, epoch) if s.progress.loss is not None]
+    told = [s.progress.loss for s in sessions_in_generation(facts, generation) if s.progress.loss is not None]
     return sum(told) / len(told) if told else None
 
 
@@ -589,29 +589,29 @@ def saving_steps(facts: JobFacts) -> int:
     return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
 
 
-def fenced_servers(facts: TierFacts, epoch: int) -> tuple[ObservedMemoryServer, ...]:
+def fenced_servers(facts: TierFacts, generation: int) -> tuple[ObservedMemoryServer, ...]:
     """Holders that are sealed at `epoch`, and were read since.
 
     By the operator, or by an agent in its place.
     """
-    return fenced_at(facts.holder_list, epoch)
+    return fenced_at(facts.holder_list, generation)
 
 
 @cached_per_snapshot
-def reading_at(facts: TierFacts, epoch: int) -> TierReading:
+def reading_at(facts: TierFacts, generation: int) -> TierReading:
     """What was read of all tiers for `epoch`.
 
     Holders that were not read are left out, not taken as empty.
     """
     persistent = facts.persistent
-    listed = persistent.entries if persistent.read_generation == epoch else None
-    memory = memory_reading(facts, epoch)
+    listed = persistent.entries if persistent.read_generation == generation else None
+    memory = memory_reading(facts, generation)
     return memory if listed is None else TierReading(memory.servers, listed)
 
 
-def memory_reading(facts: TierFacts, epoch: int) -> TierReading:
+def memory_reading(facts: TierFacts, generation: int) -> TierReading:
     """What was read for `epoch` of the holders alone."""
-    return servers_reading(facts.holder_list, epoch)
+    return servers_reading(facts.holder_list, generation)
 
 
 def topology_of_job(facts: NodeFacts) -> Topology:

@@ -1,8 +1,8 @@
-"""Estimates a job's failure rate and its odds of memory loss.
+"""Estimates how often a job fails, and how probably a failure takes every copy in memory.
 
-Pure; called by `save_intervals`. A young job has no record, so the estimate starts from a prior, and the job's own incidents soon
-outweigh it. Rates differ by orders of magnitude (a spot fleet loses a worker each minute), so the two are averaged as logarithms: in
-a sum a prior of once in a hundred days would hide ten incidents of one hour.
+Pure; called by `save_intervals`. A young job has no record, so the estimate starts from a prior, and the job's own incidents
+soon outweigh it. Rates differ by orders of magnitude (a spot fleet loses a worker each minute), so the two are averaged as
+logarithms: in a sum, a prior of once in a hundred days would hide ten incidents in one hour.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.policy.failure.incidents import MAX_KEPT
 
 WORKER_INCIDENT_SECONDS = 100 * 86400.0
-"""Prior: a worker fails once in a hundred days. Reported of large trainings: once in 50 to 300 days a node."""
+"""Prior: mean time between failures of one worker. Large trainings report 50 to 300 days per node."""
 
 PRIOR_INCIDENTS = 0.1
 """Weight of the prior for the failure rate, in pseudo-observations (incidents), while a job has none of its own."""
 
 PRIOR_WEIGHT = 0.5
-"""The same beside a job's own incidents: the first counts twice as much."""
+"""Weight of the prior for the failure rate relative to a job's own incidents: the first incident counts twice as much."""
 
 MIN_RECORD_SECONDS = 60.0
-"""A job that fails as it begins has not shown yet how often it does."""
+"""Shortest time over which a rate is computed: a failure seconds after the start does not mean one every few seconds."""
 
 NODE_SHARE = 0.5
-"""Prior: the share of incidents that lose a node with its copies; the others lose processes alone."""
+"""Prior: the share of incidents that lose a node with its copies; the others lose only processes."""
 
 TOGETHER_SHARE = 0.1
 """Prior: the probability of each further node lost in the same incident (a rack, a switch, a reclaimed group)."""
@@ -37,11 +37,12 @@ PRIOR_LOSSES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """The estimate for one job now."""
+    """The estimated failure rate of one job."""
 
     incidents_per_second: float
+    """Unplanned incidents of the whole job."""
     memory_loss_probability: float
-    """That an incident takes every copy in memory: then only the persistent tier helps."""
+    """Probability that an incident takes every copy in memory, so that only the persistent tier helps."""
 
     @property
     def from_memory_seconds(self) -> float:
@@ -55,34 +56,36 @@ class Risk:
 
 
 def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
-    """Estimates from incidents in status and a prior.
+    """Estimates a job's failure rate from the incidents in its status and a prior.
 
-    `replicas`: copies that a save has in memory now. Planned changes are no incidents: they lose nothing.
+    `replicas`: copies that a save has in memory now. Planned changes are not counted: they lose nothing.
     """
-    known = status.incidents
-    since = status.start_seconds if status.start_seconds is not None else now
-    if len(known) >= MAX_KEPT:
-        since = known[0].detected_seconds  # older ones are not known any more
-    unplanned = [i for i in known if i.kind != "planned"]
-    rate = _rate(len(unplanned), max(0.0, now - since), workers)
-    expected = NODE_SHARE * TOGETHER_SHARE ** (max(1, replicas) - 1)
-    lost = sum(map(_lost_memory, unplanned))
-    odds = (PRIOR_LOSSES * expected + lost) / (PRIOR_LOSSES + len(unplanned))
-    return Risk(rate, odds)
+    incidents = status.incidents
+    start_seconds = status.start_seconds if status.start_seconds is not None else now
+    if len(incidents) >= MAX_KEPT:
+        start_seconds = incidents[0].detected_seconds  # the status keeps no older incidents
+    unplanned = [incident for incident in incidents if incident.kind != "planned"]
+    rate = _incident_rate(len(unplanned), max(0.0, now - start_seconds), workers)
+    prior_probability = NODE_SHARE * TOGETHER_SHARE ** (max(1, replicas) - 1)
+    memory_losses = sum(map(_lost_memory, unplanned))
+    memory_loss_probability = (PRIOR_LOSSES * prior_probability + memory_losses) / (PRIOR_LOSSES + len(unplanned))
+    return Risk(rate, memory_loss_probability)
 
 
-def _rate(incidents: int, observed_seconds: float, workers: int) -> float:
+def _incident_rate(incidents: int, observed_seconds: float, workers: int) -> float:
     """Incidents a second: the prior where there were none, else its weighted geometric mean with the job's own rate."""
     prior_seconds = PRIOR_INCIDENTS * WORKER_INCIDENT_SECONDS / max(1, workers)
-    prior = PRIOR_INCIDENTS / (prior_seconds + observed_seconds)
-    own = incidents / max(MIN_RECORD_SECONDS, observed_seconds)
+    prior_rate = PRIOR_INCIDENTS / (prior_seconds + observed_seconds)
+    observed_rate = incidents / max(MIN_RECORD_SECONDS, observed_seconds)
     if not incidents:
-        return prior
-    return math.exp((PRIOR_WEIGHT * math.log(prior) + incidents * math.log(own)) / (PRIOR_WEIGHT + incidents))
+        return prior_rate
+    return math.exp(
+        (PRIOR_WEIGHT * math.log(prior_rate) + incidents * math.log(observed_rate)) / (PRIOR_WEIGHT + incidents)
+    )
 
 
 def _lost_memory(incident: Incident) -> bool:
-    """Something had to be read from the persistent tier; or there was nothing, and steps were lost all the same."""
+    """Whether the incident lost every copy in memory: it was restored from the persistent tier, or lost all its steps."""
     if incident.restored_from in ("persistent", "mixed"):
         return True
     return incident.restored_step == 0 and incident.last_step > 0 and incident.first_step_seconds is not None

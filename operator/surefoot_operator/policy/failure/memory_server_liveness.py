@@ -1,8 +1,8 @@
-"""Tells holders that are unreachable for the operator from holders that are dead.
+"""Separates memory servers that are only unreachable for the operator from servers that are dead.
 
-Pure; called by `restore_point` before a holder is given up, and by `status_conditions`. An operator whose password was
-changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost. The job
-waits for such holders, and says which they are and what to do.
+Pure; called by `restore_point` before a memory server is declared lost, and by `status_conditions`. An operator whose password
+was changed, or that a network policy cuts off, would else declare every checkpoint of a healthy job lost. The job waits for
+such servers, and reports which they are and how to restore access.
 """
 
 from __future__ import annotations
@@ -24,134 +24,144 @@ from surefoot_operator.policy.core.facts import (
 )
 
 NOTED_SECONDS = 3.0
-"""People are told of no shorter silence."""
+"""Unreachability that lasts shorter is not reported."""
 
 
 def unreachable_servers(facts: TierFacts) -> list[MemoryServerEndpoint]:
-    """Named holders that do not answer and may still have saves.
+    """Lists assigned memory servers that do not answer and may still have saves.
 
-    One in whose place another instance runs is gone.
+    A server in whose place another instance runs is not listed: its memory is gone.
     """
-    silent = []
+    unreachable = []
     for endpoint in facts.status.assigned_servers:
-        holder = facts.servers.get(endpoint.instance)
+        server = facts.servers.get(endpoint.instance)
         if (
-            holder is None or holder.state == "Unreachable"
+            server is None or server.state == "Unreachable"
         ) and endpoint.instance.run_id not in facts.status.lost_servers:
-            silent.append(endpoint)
-    return _not_restarted(facts, silent)
+            unreachable.append(endpoint)
+    return _without_restarted(facts, unreachable)
 
 
 def may_still_have_data(facts: TierFacts) -> list[MemoryServerEndpoint]:
-    """Silent holders that may still have saves, those given up before included.
+    """Lists unreachable memory servers that may still have saves, including those declared lost before.
 
-    A holder is given up for what it may have beyond the restore point. Where that itself is lost, its copy is looked for again.
+    A server is declared lost for its saves beyond the restore point. If the restore point itself is lost, even its copy counts.
     """
-    given_up = frozenset(facts.status.lost_servers)
-    back = [
-        h.endpoint for h in facts.holder_list if h.state == "Unreachable" and h.endpoint.instance.run_id in given_up
+    lost_run_ids = frozenset(facts.status.lost_servers)
+    lost_but_unreachable = [
+        h.endpoint for h in facts.holder_list if h.state == "Unreachable" and h.endpoint.instance.run_id in lost_run_ids
     ]
-    return [*unreachable_servers(facts), *_not_restarted(facts, back)]
+    return [*unreachable_servers(facts), *_without_restarted(facts, lost_but_unreachable)]
 
 
 @dataclass(frozen=True, slots=True)
 class UsableMemoryServers:
-    """Holders that agents may save to. `seen`: the operator reaches them."""
+    """The memory servers that agents may save to."""
 
     endpoints: tuple[MemoryServerEndpoint, ...] = ()
     reachable: bool = True
+    """False if the operator reaches none of the assigned servers and lists them unseen."""
 
 
 def usable_servers(
-    holders: Sequence[ObservedMemoryServer], named: Sequence[MemoryServerEndpoint], epoch: int
+    servers: Sequence[ObservedMemoryServer], assigned: Sequence[MemoryServerEndpoint], generation: int
 ) -> UsableMemoryServers:
-    """Lists holders that agents may save to.
+    """Returns the memory servers that agents may save to.
 
-    Those that answer and are sealed against epochs older than `epoch`; where none does, the named ones that are silent: an
-    operator that lost sight of all would take every target from agents that reach them.
+    These answer and are fenced at `generation` or later. If none of the assigned servers does, the unreachable ones are
+    included: an operator that is cut off would else take every target from agents that reach them.
     """
-    wanted = {endpoint.instance for endpoint in named}
-    ready = tuple(h.endpoint for h in holders if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
-    if any(endpoint.instance in wanted for endpoint in ready):
+    assigned_instances = {endpoint.instance for endpoint in assigned}
+    ready = tuple(h.endpoint for h in servers if h.state == "Ready" and h.fence is not None and h.fence >= generation)
+    if any(endpoint.instance in assigned_instances for endpoint in ready):
         return UsableMemoryServers(ready)
-    silent = tuple(h.endpoint for h in holders if h.state == "Unreachable" and h.endpoint.instance in wanted)
-    return UsableMemoryServers((*ready, *silent), reachable=not silent)
+    unreachable = tuple(
+        h.endpoint for h in servers if h.state == "Unreachable" and h.endpoint.instance in assigned_instances
+    )
+    return UsableMemoryServers((*ready, *unreachable), reachable=not unreachable)
 
 
 def awaited_servers(facts: TierFacts, worth_seconds: float) -> list[MemoryServerEndpoint]:
-    """Silent holders that are waited for.
+    """Lists unreachable memory servers to wait for.
 
-    `worth_seconds`: of what they may have; endless where nothing is left without them.
+    `worth_seconds`: training time that their saves are worth; infinite if nothing can be restored without them.
     """
     return may_still_have_data(facts) if worth_seconds == math.inf else unreachable_servers(facts)
 
 
-def _not_restarted(facts: TierFacts, silent: list[MemoryServerEndpoint]) -> list[MemoryServerEndpoint]:
-    if not silent:
+def _without_restarted(facts: TierFacts, unreachable: list[MemoryServerEndpoint]) -> list[MemoryServerEndpoint]:
+    if not unreachable:
         return []
-    restarted = {h.endpoint.server_id: h.endpoint.instance for h in facts.holder_list if h.state == "Ready"}
-    return [e for e in silent if restarted.get(e.server_id, e.instance) == e.instance]
+    ready_instances = {h.endpoint.server_id: h.endpoint.instance for h in facts.holder_list if h.state == "Ready"}
+    return [e for e in unreachable if ready_instances.get(e.server_id, e.instance) == e.instance]
 
 
 def why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float) -> str:
-    """Says why an unreachable holder is taken to be alive; empty: it may as well be dead.
+    """Returns why an unreachable memory server is probably alive; empty: it may as well be dead.
 
-    That it is one of most at once speaks for the operator's own network. Before a job ends or begins anew for it, it is
-    enough that its node is well: a holder that dies there is started anew, or gone, and then not waited for.
+    If most servers are unreachable at once, the operator's own network is the likely cause. Before a job fails or starts over
+    because of one server, it suffices that its node is healthy: had the server died there, it would have been restarted, or
+    removed, and then not be waited for.
     """
-    holder = facts.servers.get(endpoint.instance)
-    trouble = holder.last_error if holder is not None and holder.last_error else "nothing was heard of it in this term"
-    if holder is not None and holder.rejects_operator:
+    server = facts.servers.get(endpoint.instance)
+    last_error = server.last_error if server is not None and server.last_error else "it never answered this leader"
+    if server is not None and server.rejects_operator:
         return (
-            f"it refuses the operator ({trouble}); give the operator the current"
+            f"it rejects the operator ({last_error}); give the operator the current"
             " password and certificate authority of the memory tier"
         )
     node = endpoint.instance.node
     is_decisive = worth_seconds == math.inf and facts.spec.checkpoint.on_total_loss != "Wait"
-    if endpoint not in mostly_unreachable(facts) and not (is_decisive and _is_well(facts, node)):
+    if endpoint not in mostly_unreachable(facts) and not (is_decisive and _is_node_healthy(facts, node)):
         return ""
-    return f"its node is well, and the operator does not reach it ({trouble}); let the operator connect to the memory tier's port"
+    return (
+        f"its node is healthy, but the operator cannot reach it ({last_error}); allow connections from the operator to the"
+        " memory tier's port"
+    )
 
 
-def _is_well(facts: NodeFacts, name: str) -> bool:
+def _is_node_healthy(facts: NodeFacts, name: str) -> bool:
     node = facts.nodes.get(name)
     return bool(facts.connected_nodes.get(name)) or (node is not None and node.ready and not node.unconfirmed_failure)
 
 
 @cached_per_snapshot
 def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
-    """Silent holders beside an agent that is heard, or that refuse the operator, where they are most of all.
+    """Returns the unreachable memory servers that are probably alive, if they are more than half of all; else an empty set.
 
-    Empty otherwise. That points to the operator's own network or credentials. Derived once: it reads every holder, and is
-    asked for of each.
+    Such a server rejects the operator, or a responsive agent runs on its node. Most of them at once points to the operator's own
+    network or credentials. Cached: it reads every server, and is called for each.
     """
-    silent = unreachable_servers(facts)
-    most = len(facts.status.assigned_servers) // 2
-    if len(silent) <= most:
+    unreachable = unreachable_servers(facts)
+    half_of_servers = len(facts.status.assigned_servers) // 2
+    if len(unreachable) <= half_of_servers:
         return frozenset()
-    beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
-    spoken_for = frozenset(e for e in silent if e.instance.node in beside or _is_refusing(facts, e))
-    return spoken_for if len(spoken_for) > most else frozenset()
+    nodes_with_agents = {
+        s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)
+    }
+    probably_alive = frozenset(e for e in unreachable if e.instance.node in nodes_with_agents or _is_refusing(facts, e))
+    return probably_alive if len(probably_alive) > half_of_servers else frozenset()
 
 
 def _is_refusing(facts: TierFacts, endpoint: MemoryServerEndpoint) -> bool:
-    holder = facts.servers.get(endpoint.instance)
-    return holder is not None and holder.rejects_operator
+    server = facts.servers.get(endpoint.instance)
+    return server is not None and server.rejects_operator
 
 
 def unreachable_message(facts: Facts) -> str:
-    """The message while the operator cannot reach most holders; empty: it can."""
-    unseen = mostly_unreachable(facts)
-    silences = [facts.servers[e.instance] for e in unseen if e.instance in facts.servers]
-    if not silences or facts.now < max(h.since_seconds for h in silences) + NOTED_SECONDS:
+    """Returns the message while the operator cannot reach most memory servers; empty while it can."""
+    unreachable = mostly_unreachable(facts)
+    unreachable_states = [facts.servers[e.instance] for e in unreachable if e.instance in facts.servers]
+    if not unreachable_states or facts.now < max(h.since_seconds for h in unreachable_states) + NOTED_SECONDS:
         return ""
-    trouble = next((h.last_error for h in silences if h.rejects_operator), "") or next(
-        (h.last_error for h in silences), ""
+    last_error = next((h.last_error for h in unreachable_states if h.rejects_operator), "") or next(
+        (h.last_error for h in unreachable_states), ""
     )
-    said = f" ({trouble})" if trouble else ""
-    named, names = facts.status.assigned_servers, join_names(sorted(e.instance for e in unseen))
-    where = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
+    error_clause = f" ({last_error})" if last_error else ""
+    assigned, names = facts.status.assigned_servers, join_names(sorted(e.instance for e in unreachable))
+    remaining_targets = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
     return (
-        f"the operator cannot reach {len(unseen)} of {len(named)} holders, {names}{said}; agents still save to {where}"
-        " and nothing is given up: check the operator's network, its password for the memory tier and its certificate authority"
+        f"the operator cannot reach {len(unreachable)} of {len(assigned)} memory servers, {names}{error_clause}; agents still save to"
+        f" {remaining_targets} and none is declared lost: check the operator's network, its password for the memory tier and its"
+        " certificate authority"
     )

@@ -1,9 +1,9 @@
 """Decides whether a failed job restarts, and after what delay.
 
-Pure; called by `plan`. A node's failure counts for neither `backoffLimit` nor `maxNoProgressRestarts`, an announced end
-for nothing. What repeats without one new step counts for the latter whatever its message: a data server that is down,
-and a collective that one rank calls once too often, look just like a peer that died. `maxRestarts` counts every
-restart.
+Pure; called by `plan`. A node's failure counts for neither `backoffLimit` nor `maxNoProgressRestarts`, an announced end of a
+worker for no budget. A failure that repeats without one new step counts for `maxNoProgressRestarts` whatever its message:
+a data server that is down, or a collective that one rank calls once too often, causes the same messages as a peer that died.
+`maxRestarts` counts every restart.
 """
 
 from __future__ import annotations
@@ -20,131 +20,151 @@ from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.incidents import open_incident
 
 MAX_REMEMBERED = 32
-"""Entries kept in status; beyond that neighbours in time become one entry with their number."""
+"""Restarts kept in the status. Beyond that, the two nearest in time are merged into one entry with a count."""
 
 PAUSES = Backoff(1.0, 60.0)
-"""Before the second restart in a row without a new step, and further ones. The first comes at once."""
+"""Delays before restarts in a row without a new step, from the second on. The first restart is immediate."""
 
 PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
-"""Incidents that a program may cause: the answer to a lost node or worker never waits."""
+"""Kinds of incidents that a program may cause. Recovery from a lost node or worker is never delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """The restart to record, or the refusal that fails the job.
-
-    `restart` None: no budget counts it. `refusal` takes effect at `witness_seconds`: until then a lost node may explain
-    it.
-    """
+    """The restart to record, or the rejection that fails the job."""
 
     restart: Restart | None
+    """Entry for the recent restarts; None if no budget counts it."""
     row: int
-    """Restarts in a row without a new step, with this one."""
+    """Restarts in a row without a new step, this one included."""
     counted: bool = False
+    """Whether the restart counts for `backoffLimit`."""
     rejection: str | None = None
+    """Why the job fails; None: it restarts."""
     corroboration_seconds: float | None = None
+    """Unix time at which `rejection` takes effect: until then a lost node may still explain the failure. None: at once."""
 
 
-def decide_restart(facts: JobFacts, loss: Failure, last_step: int) -> RestartDecision:
-    """Weighs a failure: the first rule that matches, then every budget."""
-    rule = _matching(facts.spec.failure_policy.rules, loss)
-    ignored = rule is not None and rule.action == "RestartAndIgnoreMaxRestarts"
-    counted = loss.caused_by_program and not ignored
-    progressed = _progressed(facts, last_step)
-    own = loss.caused_by_program or loss.unexplained
-    row = 0 if progressed else facts.status.no_progress_restarts + int(own)
-    restart = None if ignored or loss.expected else Restart(facts.now, loss.caused_by_program, counted, progressed)
-    found = RestartDecision(restart, row, counted)
+def decide_restart(facts: JobFacts, failure: Failure, last_step: int) -> RestartDecision:
+    """Decides whether the job restarts after this failure: the first failure rule that matches, then every budget."""
+    # A failure rule comes first: it can fail the job at once, or exempt the restart from the budgets.
+    rule = _find_matching_rule(facts.spec.failure_policy.rules, failure)
+    is_ignored = rule is not None and rule.action == "RestartAndIgnoreMaxRestarts"
+    is_counted = failure.caused_by_program and not is_ignored
+    # Steps beyond every earlier failure reset the count of restarts without progress.
+    has_progressed = _has_new_steps(facts, last_step)
+    may_be_programs_fault = failure.caused_by_program or failure.unexplained
+    restarts_without_progress = 0 if has_progressed else facts.status.no_progress_restarts + int(may_be_programs_fault)
+    restart = (
+        None
+        if is_ignored or failure.expected
+        else Restart(facts.now, failure.caused_by_program, is_counted, has_progressed)
+    )
+    decision = RestartDecision(restart, restarts_without_progress, is_counted)
     if rule is not None and rule.action == "FailJob":
-        return replace(found, rejection=f"{loss.reason}; failure rule {rule.name!r} says that this fails the job")
-    if ignored or loss.expected:
-        return found
-    used = _used_up(facts, counted)
-    if used is not None:
-        return replace(found, rejection=f"{loss.reason}; {used}")
-    most = facts.spec.failure_policy.max_no_progress_restarts
-    if not own or row <= most:
-        return found
-    refusal = f"{loss.reason}; {row - 1} restarts in a row without one new step used up maxNoProgressRestarts ({most})"
-    patience = facts.spec.health_policy.heartbeat_timeout_seconds + 1.0
+        return replace(
+            decision, rejection=f"{failure.reason}; failure rule {rule.name!r} fails the job on this exit code"
+        )
+    if is_ignored or failure.expected:
+        return decision
+    exhausted_budget = _describe_exhausted_budget(facts, is_counted)
+    if exhausted_budget is not None:
+        return replace(decision, rejection=f"{failure.reason}; {exhausted_budget}")
+    max_restarts = facts.spec.failure_policy.max_no_progress_restarts
+    if not may_be_programs_fault or restarts_without_progress <= max_restarts:
+        return decision
+    rejection = (
+        f"{failure.reason}; {restarts_without_progress - 1} restarts in a row without one new step used up"
+        f" maxNoProgressRestarts ({max_restarts})"
+    )
+    corroboration_timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds + 1.0
     return replace(
-        found, rejection=refusal, corroboration_seconds=loss.first_sign_seconds + patience if loss.unexplained else None
+        decision,
+        rejection=rejection,
+        corroboration_seconds=failure.first_sign_seconds + corroboration_timeout_seconds
+        if failure.unexplained
+        else None,
     )
 
 
 def is_within_budget(facts: JobFacts) -> bool:
-    """Whether `maxRestarts` bears one more change, and a failure after it."""
-    most = facts.spec.failure_policy.max_restarts
-    return most is None or _recent(facts) + 1 < most
+    """Whether `maxRestarts` allows one planned change and one failure after it."""
+    max_restarts = facts.spec.failure_policy.max_restarts
+    return max_restarts is None or _count_recent_restarts(facts) + 1 < max_restarts
 
 
 def planned_restart_counted(facts: JobFacts) -> tuple[Restart, ...]:
-    """Recent restarts with one that nobody's failure asked for."""
+    """Returns the recent restarts with one more for a planned change."""
     return append_restart(facts.status.recent_restarts, Restart(facts.now, False, False, True))
 
 
-def record_restart(status: JobStatus, allowed: RestartDecision, last_step: int) -> JobStatus:
-    """Adds one restart to the status."""
-    recent = (
-        status.recent_restarts if allowed.restart is None else append_restart(status.recent_restarts, allowed.restart)
+def record_restart(status: JobStatus, decision: RestartDecision, last_step: int) -> JobStatus:
+    """Returns the status with the decided restart counted."""
+    recent_restarts = (
+        status.recent_restarts if decision.restart is None else append_restart(status.recent_restarts, decision.restart)
     )
     return replace(
         status,
         restarts=status.restarts + 1,
-        restarts_counted=status.restarts_counted + int(allowed.counted),
-        recent_restarts=recent,
-        no_progress_restarts=allowed.row,
+        restarts_counted=status.restarts_counted + int(decision.counted),
+        recent_restarts=recent_restarts,
+        no_progress_restarts=decision.row,
         reached_step=max(status.reached_step, last_step),
     )
 
 
 def pause_until(facts: JobFacts) -> float | None:
-    """Returns when a claimed epoch may begin; None: at once."""
-    incident, row = open_incident(facts.status.incidents), facts.status.no_progress_restarts
-    if incident is None or incident.kind not in PAUSED_KINDS or row == 0:
+    """Returns the Unix time at which the claimed generation may start; None: at once."""
+    incident, restarts_without_progress = open_incident(facts.status.incidents), facts.status.no_progress_restarts
+    if incident is None or incident.kind not in PAUSED_KINDS or restarts_without_progress == 0:
         return None
-    due = facts.membership.changed_seconds + PAUSES.seconds(row)
-    return due if facts.now < due else None
+    pause_end_seconds = facts.membership.changed_seconds + PAUSES.seconds(restarts_without_progress)
+    return pause_end_seconds if facts.now < pause_end_seconds else None
 
 
 def append_restart(restarts: tuple[Restart, ...], restart: Restart) -> tuple[Restart, ...]:
-    """Appends a restart; beyond the limit the two nearest are merged."""
-    kept = [*restarts, restart]
-    while len(kept) > MAX_REMEMBERED:
-        place = min(range(len(kept) - 1), key=lambda i: kept[i + 1].time_seconds - kept[i].time_seconds)
-        older, newer = kept[place], kept[place + 1]
-        kept[place : place + 2] = [replace(newer, time_seconds=older.time_seconds, count=older.count + newer.count)]
-    return tuple(kept)
+    """Appends a restart; beyond the limit, the two nearest in time are merged."""
+    restarts_kept = [*restarts, restart]
+    while len(restarts_kept) > MAX_REMEMBERED:
+        nearest_index = min(
+            range(len(restarts_kept) - 1),
+            key=lambda i: restarts_kept[i + 1].time_seconds - restarts_kept[i].time_seconds,
+        )
+        older, newer = restarts_kept[nearest_index], restarts_kept[nearest_index + 1]
+        restarts_kept[nearest_index : nearest_index + 2] = [
+            replace(newer, time_seconds=older.time_seconds, count=older.count + newer.count)
+        ]
+    return tuple(restarts_kept)
 
 
-def _matching(rules: tuple[FailureRule, ...], loss: Failure) -> FailureRule | None:
-    """Rules speak of exit codes: a failure without one (a hang, a lost node) matches none."""
-    if not loss.caused_by_program or loss.exit_code is None:
+def _find_matching_rule(rules: tuple[FailureRule, ...], failure: Failure) -> FailureRule | None:
+    """Returns the first failure rule that applies. A failure without an exit code (a hang, a lost node) matches none."""
+    if not failure.caused_by_program or failure.exit_code is None:
         return None
     for rule in rules:
-        listed = loss.exit_code in rule.on_exit_codes.values
-        if listed == (rule.on_exit_codes.operator == "In"):
+        is_listed = failure.exit_code in rule.on_exit_codes.values
+        if is_listed == (rule.on_exit_codes.operator == "In"):
             return rule
     return None
 
 
-def _progressed(facts: JobFacts, last_step: int) -> bool:
-    """Whether the epoch that ended got beyond its own beginning and beyond every earlier failure."""
-    reached = max((i.last_step for i in facts.status.incidents), default=0)
-    return last_step > max(reached, facts.status.reached_step, facts.membership.start_step)
+def _has_new_steps(facts: JobFacts, last_step: int) -> bool:
+    """Whether the generation that ended made steps beyond its start and beyond every earlier failure."""
+    highest_step_of_incidents = max((i.last_step for i in facts.status.incidents), default=0)
+    return last_step > max(highest_step_of_incidents, facts.status.reached_step, facts.membership.start_step)
 
 
-def _used_up(facts: JobFacts, counted: bool) -> str | None:
+def _describe_exhausted_budget(facts: JobFacts, is_counted: bool) -> str | None:
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
-    if counted and facts.status.restarts_counted >= limit:
+    if is_counted and facts.status.restarts_counted >= limit:
         return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
-    recent = _recent(facts)
-    if policy.max_restarts is not None and recent >= policy.max_restarts:
+    recent_count = _count_recent_restarts(facts)
+    if policy.max_restarts is not None and recent_count >= policy.max_restarts:
         window = f"{policy.eval_period_seconds:g} s"
-        return f"{recent} restarts within {window} used up maxRestarts ({policy.max_restarts})"
+        return f"{recent_count} restarts within {window} used up maxRestarts ({policy.max_restarts})"
     return None
 
 
-def _recent(facts: JobFacts) -> int:
-    since = facts.now - facts.spec.failure_policy.eval_period_seconds
-    return sum(r.count for r in facts.status.recent_restarts if r.time_seconds >= since)
+def _count_recent_restarts(facts: JobFacts) -> int:
+    window_start_seconds = facts.now - facts.spec.failure_policy.eval_period_seconds
+    return sum(r.count for r in facts.status.recent_restarts if r.time_seconds >= window_start_seconds)

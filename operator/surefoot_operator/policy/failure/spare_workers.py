@@ -1,7 +1,7 @@
-"""Decides which workers are wanted, and which of them are spares.
+"""Decides how many workers a job needs, which of them belong to the membership, and which are spares.
 
-Pure; read by `claim`, `workers` and `report`. No worker is a spare by its number: those are that the world does not
-need now. So a spare that takes a lost worker's rank costs no pod but the lost one's.
+Pure; read by `claim`, `workers` and `report`. A worker is not a spare by its index: the spares are those that the membership
+does not need now. So a spare that takes a lost worker's rank costs no other pod than the lost one's.
 """
 
 from __future__ import annotations
@@ -22,105 +22,99 @@ from surefoot_operator.policy.core.facts import (
 )
 from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_nodes
 
-# ---- size of the world -----------------------------------------------------------------------------------------------
-# Computes the allowed, target and possible sizes of a world.
+# ---- sizes of the membership -----------------------------------------------------------------------------------------
+# Computes the allowed, target and possible numbers of workers.
 
 
 def target_size(spec: TrainingJobSpec) -> int:
-    """Returns the number of workers that should exist.
-
-    `replicas`, or the largest allowed number below it.
-    """
+    """Returns the number of workers that should train: `replicas`, or the largest allowed number below it."""
     sizes = allowed_sizes(spec)
     return sizes[max(0, bisect_right(sizes, spec.replicas) - 1)]
 
 
-def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None) -> int:
-    """The largest allowed world of `available` workers; 0: none.
+def largest_size(spec: TrainingJobSpec, available: int, required_size: int | None = None) -> int:
+    """Returns the largest allowed number of workers up to `available`, never beyond the target; 0: none is allowed.
 
-    Never beyond the target. `tied`: the only size that the checkpoint can be restored at; None: any.
+    `required_size`: the only number at which the checkpoint can be restored; None: any.
     """
-    sizes, most = allowed_sizes(spec), min(available, target_size(spec))
-    if tied is not None:
-        return tied if tied <= most and tied in sizes else 0
-    fitting = bisect_right(sizes, most)
-    return sizes[fitting - 1] if fitting else 0
+    sizes, max_workers = allowed_sizes(spec), min(available, target_size(spec))
+    if required_size is not None:
+        return required_size if required_size <= max_workers and required_size in sizes else 0
+    allowed_count = bisect_right(sizes, max_workers)
+    return sizes[allowed_count - 1] if allowed_count else 0
 
 
 def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
+    """Whether the spec allows this number of workers."""
     return workers in allowed_sizes(spec)
 
 
 # ---- spare workers ---------------------------------------------------------------------------------------------------
 
-_OVER = ("Succeeded", "Failed")
+_ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @cached_per_snapshot
 def required_indices(facts: WorldFacts) -> frozenset[int]:
-    """Lists indexes that need a worker: the world's, then the lowest.
+    """Returns the indexes that need a worker: those of the members, then the lowest free ones.
 
-    By number alone a member that began as a spare would be ended when fewer spares are asked for.
+    By index alone, a member that started as a spare would be deleted when the number of spares is reduced.
     """
     count = target_size(facts.spec) + facts.spec.spares
-    taken = frozenset(sorted(member.index for member in facts.members.values())[:count])
-    free = (index for index in range(count) if index not in taken)
-    return taken.union(islice(free, count - len(taken)))
+    member_indexes = frozenset(sorted(member.index for member in facts.members.values())[:count])
+    unused_indexes = (index for index in range(count) if index not in member_indexes)
+    return member_indexes.union(islice(unused_indexes, count - len(member_indexes)))
 
 
 @cached_per_snapshot
 def member_indices(facts: WorldNodeFacts) -> frozenset[int]:
-    """Lists the wanted workers that make up the world.
-
-    What hinders the others, which are spares, hinders no training.
-    """
-    wanted = required_indices(facts)
+    """Returns the required indexes that should train: those closest to training. The others are spares."""
+    required = required_indices(facts)
     if not facts.spec.spares:
-        return wanted
+        return required
     newest = newest_workers(facts)
-    ranked = sorted(wanted, key=lambda index: (_distance(facts, newest.get(index)), index))
+    ranked = sorted(required, key=lambda index: (_distance_from_training(facts, newest.get(index)), index))
     return frozenset(ranked[: target_size(facts.spec)])
 
 
 @cached_per_snapshot
 def newest_workers(facts: WorldFacts) -> Mapping[int, ObservedWorker]:
-    """The newest attempt of each index, by index.
-
-    What became of older ones was answered.
-    """
+    """Returns the newest attempt of each index, by index; older attempts have been dealt with."""
     return {w.index: w for w in sorted(facts.worker_list, key=lambda w: (w.index, w.attempt))}
 
 
 @cached_per_snapshot
 def newest_attempts(facts: WorldNodeFacts) -> list[ObservedSession]:
-    """One agent per wanted index: the newest attempt that is heard.
+    """Returns one session per required index: its newest responsive attempt.
 
-    One that is made beside another, to take its place, counts once it is warm; no longer once its pod is gone, or nothing is
-    heard of it: the line to a machine that lost its power may stand, and its agent would hide the one that lives.
+    An attempt that is to replace another counts once it is warm. An attempt whose pod is gone or whose agent is silent does
+    not count: the connection to a machine without power may stay open, and its session would hide the replacement's.
     """
-    newest_of: dict[int, ObservedSession] = {}
-    wanted = required_indices(facts)
+    sessions_by_index: dict[int, ObservedSession] = {}
+    required = required_indices(facts)
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
-        there = worker_id(session) in facts.workers and is_responsive(facts, session)
-        if there and session.index in wanted:
-            known = newest_of.get(session.index)
-            if known is None or session.warm or not (known.warm and evacuation_reason(facts, known.node)):
-                newest_of[session.index] = session
-    return list(newest_of.values())
+        is_usable_attempt = worker_id(session) in facts.workers and is_responsive(facts, session)
+        if is_usable_attempt and session.index in required:
+            chosen = sessions_by_index.get(session.index)
+            if chosen is None or session.warm or not (chosen.warm and evacuation_reason(facts, chosen.node)):
+                sessions_by_index[session.index] = session
+    return list(sessions_by_index.values())
 
 
 def spare_agents(facts: WorldNodeFacts) -> list[ObservedSession]:
-    """Warm agents without a rank, on nodes that nobody wants left.
+    """Returns warm agents without a rank, on nodes that are neither unhealthy nor to be evacuated.
 
-    Nor found sick: a world that grows there would halt for each try.
+    A membership that grew onto an unhealthy node would stop for each attempt.
     """
-    found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and is_usable(facts, s))
-    return [s for s in found if not evacuation_reason(facts, s.node) and s.node not in unhealthy_nodes(facts)]
+    unassigned = (
+        s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and is_usable(facts, s)
+    )
+    return [s for s in unassigned if not evacuation_reason(facts, s.node) and s.node not in unhealthy_nodes(facts)]
 
 
-def _distance(facts: WorldNodeFacts, worker: ObservedWorker | None) -> int:
-    """How far a worker is from training."""
-    if worker is None or worker.phase in _OVER or worker.start_blocker:
+def _distance_from_training(facts: WorldNodeFacts, worker: ObservedWorker | None) -> int:
+    """Ranks how far a worker is from training, from 0 (a member) to 5 (ended, missing or unable to start)."""
+    if worker is None or worker.phase in _ENDED_PHASES or worker.start_blocker:
         return 5
     if worker_id(worker) in facts.members:
         return 0

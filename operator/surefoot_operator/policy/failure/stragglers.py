@@ -1,7 +1,7 @@
-"""Names the ranks that all others wait for.
+"""Finds stragglers: ranks that all others wait for.
 
-Pure; called by `plan` and `status_conditions`. Nothing fails where a rank is persistently slower: each step takes longer, on every
-rank alike, and without a name people look for it for days.
+Pure; called by `plan` and `status_conditions`. A persistently slow rank causes no failure: each step takes longer, on every
+rank equally. Without the rank's name, an engineer searches for days.
 """
 
 from __future__ import annotations
@@ -20,261 +20,307 @@ from surefoot_operator.policy.core.facts import (
 )
 
 # ---- slow ranks ------------------------------------------------------------------------------------------------------
-# Compares how much of their time ranks wait for nobody. In synchronous training whoever needs longest waits least. A
-# tie, uneven shares of the batch or too few looks prove nothing, and name nobody.
+# Compares how much of their time ranks work, that is, do not wait for others. In synchronous training the slowest rank
+# waits least. A tie, uneven shares of the batch or too few observations prove nothing, and no rank is named.
 
 MIN_PEERS = 3
-"""Ranks that do the same work: of fewer nobody could say who is usual."""
+"""Ranks that do the same work: with fewer there is no majority that shows the usual share."""
 
 MIN_RATIO = 1.25
-"""A rank that works less than so many times as long as its peers is not named, however steady they are."""
+"""Smallest slowdown against its peers at which a rank is named, however steady the peers are."""
 
 MIN_SHARE = 0.1
-"""Of a step: what all others wait for a rank must be worth a word."""
+"""Share of a step that all others wait for a rank, from which on it is reported."""
 
 EACH_DEVIATIONS = 1.5
-"""Standard deviations, of what differs between peers and of chance together, by which a rank stands out in a window."""
+"""Standard deviations, of the peers' differences and of sampling together, by which a rank is an outlier in one window."""
 
 ALL_DEVIATIONS = 4.0
-"""The same, of all windows together: so many looks leave little to chance."""
+"""The same for all windows together; with so many observations chance hardly matters."""
 
-HARDLY = 0.01
-"""Of its time: who is in a line no longer than that does nothing worth a word there."""
+MIN_LINE_SHARE = 0.01
+"""Share of its time: a rank that was observed in a line less often does nothing relevant there."""
 
-_NO_NODE = 10.0
-"""No node is so many times as slow in one line and not in the others."""
+_MAX_NODE_SLOWDOWN = 10.0
+"""Slowdown in a single line that no slow node causes, because a slow node slows every line."""
 
-_OF_MAD = 1.4826
-"""Turns a median absolute deviation into a standard deviation, of normal noise (Rousseeuw and Croux, 1993)."""
-_MANY = 64
-"""Of more peers one more or less changes neither their median nor their deviation."""
+_DEVIATIONS_PER_MAD = 1.4826
+"""Converts a median absolute deviation into a standard deviation, for normal noise (Rousseeuw and Croux, 1993)."""
+_MANY_PEERS = 64
+"""Number of peers from which on one more or less changes neither their median nor their deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that waits far less than those that do the same."""
+    """A rank that waits far less than the ranks that do the same work."""
 
     rank: int
     share: float
-    """Of its time, in which it waits for nobody."""
+    """Share of its time in which it works, that is, waits for no other rank (0 to 1)."""
     usual_share: float
-    """The same of its peers, for as large a part of the batch."""
+    """The share at which its peers would work with as large a part of the batch (0 to 1)."""
     divergent_line: tuple[int, int] | None = None
-    """Line of the training loop, and of what is called there, that takes most of the difference, where peers are not found;
-    None: it does what they do."""
+    """Line of the training loop, and line in the function called there, where most of the extra work is done and where peers
+    were not observed. None: the rank executes the same lines as its peers."""
 
     @property
     def ratio(self) -> float:
-        """How many times as long as its peers it works."""
+        """Slowdown: how many times as long as its peers it works."""
         return self.share / max(self.usual_share, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class _PeerBaseline:
-    """What peers have in common."""
+    """The usual behaviour of a group of peers."""
 
     share: float
+    """Median share of time in which they work (0 to 1)."""
     variance: float
-    """How far one more of them would lie from it, but for the chance of its own looks."""
+    """Variance of a further peer's share around it, without the sampling error of that peer's own observations."""
     rate: float
-    """Samples a look."""
+    """Median number of samples per observation."""
 
 
 def slow_ranks(windows: Sequence[Sequence[RankActivity]]) -> tuple[SlowRank, ...]:
-    """Finds ranks that stand out in every window and in all together.
+    """Finds ranks that are outliers in every window and in all windows together.
 
     Args:
-        windows: Of all ranks, each of about the same steps; the oldest first.
+        windows: Activity of all ranks over about the same steps, per window; the oldest first.
     """
-    always: set[int] | None = None
-    for window in reversed(windows):  # in the newest nearly always nobody does
-        slow = {one.rank for one in outlier_ranks(window, EACH_DEVIATIONS)}
-        always = slow if always is None else always & slow
-        if not always:
+    slow_in_all_windows: set[int] | None = None
+    for window in reversed(windows):  # the newest window nearly always has no outlier, which ends the search
+        slow_in_window = {slow_rank.rank for slow_rank in outlier_ranks(window, EACH_DEVIATIONS)}
+        slow_in_all_windows = slow_in_window if slow_in_all_windows is None else slow_in_all_windows & slow_in_window
+        if not slow_in_all_windows:
             return ()
     pooled: dict[int, RankActivity] = {}
-    for pace in (pace for window in windows for pace in window):
-        pooled[pace.rank] = add(pooled[pace.rank], pace) if pace.rank in pooled else pace
-    found = (one for one in outlier_ranks(pooled.values(), ALL_DEVIATIONS) if one.rank in (always or ()))
-    return tuple(replace(one, divergent_line=_divergent_line(one, pooled)) for one in found)
+    for activity in (activity for window in windows for activity in window):
+        pooled[activity.rank] = add(pooled[activity.rank], activity) if activity.rank in pooled else activity
+    candidates = (
+        slow_rank
+        for slow_rank in outlier_ranks(pooled.values(), ALL_DEVIATIONS)
+        if slow_rank.rank in (slow_in_all_windows or ())
+    )
+    return tuple(replace(slow_rank, divergent_line=_divergent_line(slow_rank, pooled)) for slow_rank in candidates)
 
 
-def _divergent_line(slow: SlowRank, paces: Mapping[int, RankActivity]) -> tuple[int, int] | None:
-    """Where a rank does what its peers do not, if that is as much as half of what it works longer.
+def _divergent_line(slow: SlowRank, activities: Mapping[int, RankActivity]) -> tuple[int, int] | None:
+    """Returns where a rank executes lines that its peers do not, if they explain at least half of its extra work.
 
-    Who is slow takes longer for what all do: its peers are found there as well, though less.
+    A rank that is merely slow takes longer in the lines that all execute: its peers are observed there too, only less often.
     """
-    pace = paces[slow.rank]
-    peers = [other for other in paces.values() if other.work == pace.work and other is not pace]
-    looks, usual = sum(other.observations for other in peers), line_totals(peers)
-    own = {
-        line: count / pace.observations
-        for line, count in line_totals((pace,)).items()
-        if usual.get(line, 0) / looks <= max(HARDLY, count / pace.observations / _NO_NODE)
+    activity = activities[slow.rank]
+    peers = [other for other in activities.values() if other.work == activity.work and other is not activity]
+    observations, peer_totals = sum(other.observations for other in peers), line_totals(peers)
+    own_line_shares = {
+        line: count / activity.observations
+        for line, count in line_totals((activity,)).items()
+        if peer_totals.get(line, 0) / observations
+        <= max(MIN_LINE_SHARE, count / activity.observations / _MAX_NODE_SLOWDOWN)
     }
-    return max(own, key=lambda line: own[line]) if 2 * sum(own.values()) > slow.share - slow.usual_share else None
+    return (
+        max(own_line_shares, key=lambda line: own_line_shares[line])
+        if 2 * sum(own_line_shares.values()) > slow.share - slow.usual_share
+        else None
+    )
 
 
 def outlier_ranks(window: Iterable[RankActivity], deviations: float) -> tuple[SlowRank, ...]:
-    """Finds the ranks that stand out in one window, by rank.
+    """Finds the ranks that are outliers in one window, sorted by rank.
 
     Returns:
-        None where as many as half of the peers stand out: then nobody knows what is usual.
+        None of a group in which half or more stand out: then the usual share is unknown.
     """
     groups: dict[int, list[RankActivity]] = {}
-    for pace in window:
-        groups.setdefault(pace.work, []).append(pace)
-    found = list[SlowRank]()
+    for activity in window:
+        groups.setdefault(activity.work, []).append(activity)
+    outliers = list[SlowRank]()
     for peers in groups.values():
         slow = _far_above_peers(peers, deviations) if len(peers) >= MIN_PEERS else []
-        found += slow if 2 * len(slow) < len(peers) else []
-    return tuple(sorted(found, key=lambda one: one.rank))
+        outliers += slow if 2 * len(slow) < len(peers) else []
+    return tuple(sorted(outliers, key=lambda slow_rank: slow_rank.rank))
 
 
 def _far_above_peers(peers: Sequence[RankActivity], deviations: float) -> list[SlowRank]:
-    """Those far above what is usual of the others."""
-    least = statistics.median_low(pace.share for pace in peers) + MIN_SHARE
-    above = [pace for pace in peers if pace.share > least]  # nearly always nobody
-    whole = _peer_baseline(peers) if above and len(peers) > _MANY else None
-    found = []
-    for pace in above:
-        usual = whole if whole is not None else _peer_baseline([other for other in peers if other is not pace])
-        # who has the larger part of an uneven batch works longer, and is not slower for it
-        expected = usual.share * max(1.0, _rate(pace) / usual.rate if usual.rate else 1.0)
-        deviation = sqrt(usual.variance + _sampling_variance(usual.share, pace.observations))
-        if pace.share > expected + max(deviations * deviation, MIN_SHARE, (MIN_RATIO - 1.0) * expected):
-            found.append(SlowRank(pace.rank, pace.share, expected))
-    return found
+    """Lists the ranks far above the usual share of the others."""
+    threshold = statistics.median_low(activity.share for activity in peers) + MIN_SHARE
+    above = [activity for activity in peers if activity.share > threshold]  # nearly always empty
+    shared_baseline = _peer_baseline(peers) if above and len(peers) > _MANY_PEERS else None
+    slow_ranks = []
+    for activity in above:
+        baseline = (
+            shared_baseline
+            if shared_baseline is not None
+            else _peer_baseline([other for other in peers if other is not activity])
+        )
+        # a rank with the larger part of an uneven batch works longer without being slower
+        expected = baseline.share * max(
+            1.0, _samples_per_observation(activity) / baseline.rate if baseline.rate else 1.0
+        )
+        deviation = sqrt(baseline.variance + _sampling_variance(baseline.share, activity.observations))
+        if activity.share > expected + max(deviations * deviation, MIN_SHARE, (MIN_RATIO - 1.0) * expected):
+            slow_ranks.append(SlowRank(activity.rank, activity.share, expected))
+    return slow_ranks
 
 
-def _peer_baseline(others: Sequence[RankActivity]) -> _PeerBaseline:
-    share = statistics.median(pace.share for pace in others)
-    spread = _OF_MAD * statistics.median(abs(pace.share - share) for pace in others)
-    looks = statistics.median(pace.observations for pace in others)
-    chance = _sampling_variance(share, looks)
-    # equal ranks differ too, by the chance of looks alone: that part of their spread is no difference between them
-    between = max(0.0, spread**2 - chance)
-    of_median = pi / 2.0 * (between + chance) / len(others)
-    return _PeerBaseline(share, between + of_median, statistics.median(map(_rate, others)))
+def _peer_baseline(peers: Sequence[RankActivity]) -> _PeerBaseline:
+    share = statistics.median(activity.share for activity in peers)
+    spread = _DEVIATIONS_PER_MAD * statistics.median(abs(activity.share - share) for activity in peers)
+    observations = statistics.median(activity.observations for activity in peers)
+    sampling_variance = _sampling_variance(share, observations)
+    # equal ranks differ too, by sampling alone: that part of their spread is no difference between them
+    variance_between_ranks = max(0.0, spread**2 - sampling_variance)
+    variance_of_median = pi / 2.0 * (variance_between_ranks + sampling_variance) / len(peers)
+    return _PeerBaseline(
+        share, variance_between_ranks + variance_of_median, statistics.median(map(_samples_per_observation, peers))
+    )
 
 
-def _rate(pace: RankActivity) -> float:
-    return pace.samples / pace.observations if pace.observations else 0.0
+def _samples_per_observation(activity: RankActivity) -> float:
+    return activity.samples / activity.observations if activity.observations else 0.0
 
 
-def _sampling_variance(share: float, looks: float) -> float:
-    """The variance of a share that so many looks tell; none is taken for certain where they all say the same."""
-    likely = (share * looks + 1.0) / (looks + 2.0)
-    return likely * (1.0 - likely) / max(looks, 1.0)
+def _sampling_variance(share: float, observations: float) -> float:
+    """Returns the variance of a share that is estimated from so many observations; never 0, even if all agree."""
+    smoothed_share = (share * observations + 1.0) / (observations + 2.0)
+    return smoothed_share * (1.0 - smoothed_share) / max(observations, 1.0)
 
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
 
 MAX_NAMED = 8
-"""Of more the worst are named."""
+"""Number of stragglers reported; of more, the worst."""
 
-_CHANGED = 0.2
-"""A slowdown that changes by this part is told anew: less would be written again and again."""
+_MIN_REPORTED_CHANGE = 0.2
+"""Relative change of a slowdown from which on it is reported again, so that small changes cause no writes."""
 
 
 def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
-    """The stragglers to tell of now.
+    """Returns the stragglers to report now.
 
-    As they were told before, until there are enough looks at every rank of the present world. One that was named stays so
-    until it stands out in no window any more.
+    The reported ones stay unchanged until there are enough observations of every rank of the present membership. A rank
+    stays a straggler until it is an outlier in no window.
     """
-    world, known = facts.status.membership, facts.status.stragglers
-    if world is None or world.state != "Committed":
-        return known
-    known = tuple(one for one in known if world.world_size >= MIN_PEERS and _is_same_worker(world, one))
-    told = [s for _, s in member_sessions(facts) if s is not None and s.generation == world.generation]
-    if not told or len(told) < len(world.members) or any(len(s.timings.pace.windows) < MAX_WINDOWS for s in told):
-        return known
-    windows = [_window(told, MAX_WINDOWS - 1)]
-    if not known and not outlier_ranks(windows[0], EACH_DEVIATIONS):
-        return known  # nearly always
-    windows = [*(_window(told, at) for at in range(MAX_WINDOWS - 1)), *windows]
-    slow = [one for one in slow_ranks(windows) if 0 <= one.rank < world.world_size]
-    slow = sorted(slow, key=lambda one: -one.ratio)[:MAX_NAMED]
-    steps = max((s.timings.step_seconds or 0.0 for s in told), default=0.0)
-    since = min(s.timings.pace.windows[0].since_step for s in told)
-    found = {one.rank: _named(world, one, steps, since, facts.now) for one in slow}
-    named = [
-        _with_old_numbers(old, found.pop(old.rank, None)) for old in known if _is_still_outlier(old, found, windows)
+    membership, reported = facts.status.membership, facts.status.stragglers
+    if membership is None or membership.state != "Committed":
+        return reported
+    reported = tuple(
+        straggler
+        for straggler in reported
+        if membership.world_size >= MIN_PEERS and _is_same_worker(membership, straggler)
+    )
+    sessions = [s for _, s in member_sessions(facts) if s is not None and s.generation == membership.generation]
+    if (
+        not sessions
+        or len(sessions) < len(membership.members)
+        or any(len(s.timings.pace.windows) < MAX_WINDOWS for s in sessions)
+    ):
+        return reported
+    windows = [_collect_window(sessions, MAX_WINDOWS - 1)]
+    if not reported and not outlier_ranks(windows[0], EACH_DEVIATIONS):
+        return reported  # the usual case
+    windows = [*(_collect_window(sessions, index) for index in range(MAX_WINDOWS - 1)), *windows]
+    slow = [straggler for straggler in slow_ranks(windows) if 0 <= straggler.rank < membership.world_size]
+    slow = sorted(slow, key=lambda straggler: -straggler.ratio)[:MAX_NAMED]
+    step_seconds = max((s.timings.step_seconds or 0.0 for s in sessions), default=0.0)
+    since_step = min(s.timings.pace.windows[0].since_step for s in sessions)
+    stragglers_by_rank = {
+        straggler.rank: _build_straggler(membership, straggler, step_seconds, since_step, facts.now)
+        for straggler in slow
+    }
+    still_reported = [
+        _with_old_numbers(previous, stragglers_by_rank.pop(previous.rank, None))
+        for previous in reported
+        if _is_still_outlier(previous, stragglers_by_rank, windows)
     ]
-    return (*named, *found.values())
+    return (*still_reported, *stragglers_by_rank.values())
 
 
-def _window(told: Sequence[ObservedSession], at: int) -> list[RankActivity]:
-    return [pace for session in told for pace in session.timings.pace.windows[at].paces]
+def _collect_window(sessions: Sequence[ObservedSession], index: int) -> list[RankActivity]:
+    return [activity for session in sessions for activity in session.timings.pace.windows[index].paces]
 
 
-def describe_straggler(one: Straggler) -> str:
-    """What people are told of a straggler."""
-    what = f"{one.slowdown_ratio:.3g} times as long as its peers"
-    waits = f"all others wait {one.wait_seconds:.2g} s in each step for it"
-    answer = f"; {one.action}" if one.action else ""
-    if one.divergent_line is not None:
-        where = (
-            f"in line {one.divergent_line} of its training loop"
-            if one.divergent_line
+def describe_straggler(straggler: Straggler) -> str:
+    """Returns the sentence about a straggler for events and the status."""
+    slowdown = f"{straggler.slowdown_ratio:.3g} times as long as its peers"
+    wait = f"all others wait {straggler.wait_seconds:.2g} s in each step for it"
+    action_clause = f"; {straggler.action}" if straggler.action else ""
+    if straggler.divergent_line is not None:
+        location = (
+            f"in line {straggler.divergent_line} of its training loop"
+            if straggler.divergent_line
             else "in several lines of its program"
         )
-        where += f" (line {one.divergent_callee_line} of what is called there)" if one.divergent_callee_line else ""
+        location += (
+            f" (line {straggler.divergent_callee_line} of the function called there)"
+            if straggler.divergent_callee_line
+            else ""
+        )
         return (
-            f"rank {one.rank} does more than its peers, since step {one.since_step} or before: it works {what}, most of"
-            f" that {where}, where its peers are not found, and {waits}. It is the program, and not node {one.node}{answer}"
+            f"rank {straggler.rank} does more than its peers, since step {straggler.since_step} or before: it works {slowdown},"
+            f" most of that {location}, where its peers were not observed, and {wait}. The cause is the program, not node"
+            f" {straggler.node}{action_clause}"
         )
     return (
-        f"rank {one.rank} on worker {one.worker} (node {one.node}) is persistently slower, since step {one.since_step} or"
-        f" before: it works {what}, and {waits}{answer}"
+        f"rank {straggler.rank} on worker {straggler.worker} (node {straggler.node}) is persistently slower, since step {straggler.since_step} or"
+        f" before: it works {slowdown}, and {wait}{action_clause}"
     )
 
 
-def group_rank_of(world: Membership, rank: int) -> int:
-    """The place of a rank's worker among the members."""
-    return rank * len(world.members) // world.world_size
+def group_rank_of(membership: Membership, rank: int) -> int:
+    """Returns the index, among the members, of the worker that runs this rank."""
+    return rank * len(membership.members) // membership.world_size
 
 
-def _is_still_outlier(known: Straggler, found: dict[int, Straggler], windows: Sequence[Sequence[RankActivity]]) -> bool:
-    if known.rank in found:
+def _is_still_outlier(
+    reported: Straggler, stragglers_by_rank: dict[int, Straggler], windows: Sequence[Sequence[RankActivity]]
+) -> bool:
+    if reported.rank in stragglers_by_rank:
         return True
-    return any(one.rank == known.rank for window in windows for one in outlier_ranks(window, EACH_DEVIATIONS))
+    return any(
+        slow_rank.rank == reported.rank for window in windows for slow_rank in outlier_ranks(window, EACH_DEVIATIONS)
+    )
 
 
-def _with_old_numbers(known: Straggler, now: Straggler | None) -> Straggler:
-    """Since when stays, and the numbers, unless they have become others."""
-    if now is None:
-        return known
-    if known.divergent_line is not None:  # what was the program's stays so
-        now = replace(now, divergent_line=known.divergent_line, divergent_callee_line=known.divergent_callee_line)
+def _with_old_numbers(reported: Straggler, current: Straggler | None) -> Straggler:
+    """Keeps the reported start and numbers, unless the numbers changed much."""
+    if current is None:
+        return reported
+    if reported.divergent_line is not None:  # a straggler once attributed to the program stays so
+        current = replace(
+            current, divergent_line=reported.divergent_line, divergent_callee_line=reported.divergent_callee_line
+        )
     if (
-        now.divergent_line == known.divergent_line
-        and abs(now.slowdown_ratio - known.slowdown_ratio) <= _CHANGED * known.slowdown_ratio
+        current.divergent_line == reported.divergent_line
+        and abs(current.slowdown_ratio - reported.slowdown_ratio) <= _MIN_REPORTED_CHANGE * reported.slowdown_ratio
     ):
-        return known
-    return replace(now, since_step=known.since_step, since_seconds=known.since_seconds, action=known.action)
+        return reported
+    return replace(
+        current, since_step=reported.since_step, since_seconds=reported.since_seconds, action=reported.action
+    )
 
 
-def _named(world: Membership, slow: SlowRank, step_seconds: float, since_step: int, now: float) -> Straggler:
-    member = world.members[group_rank_of(world, slow.rank)]
-    waits = (slow.share - slow.usual_share) * step_seconds
+def _build_straggler(
+    membership: Membership, slow: SlowRank, step_seconds: float, since_step: int, now_seconds: float
+) -> Straggler:
+    member = membership.members[group_rank_of(membership, slow.rank)]
+    wait_seconds = (slow.share - slow.usual_share) * step_seconds
     return Straggler(
         slow.rank,
         member.index,
         member.node,
         float(f"{slow.ratio:.3g}"),
-        float(f"{waits:.3g}"),
+        float(f"{wait_seconds:.3g}"),
         since_step,
-        now,
+        now_seconds,
         divergent_line=None if slow.divergent_line is None else slow.divergent_line[0],
         divergent_callee_line=0 if slow.divergent_line is None else slow.divergent_line[1],
     )
 
 
-def _is_same_worker(world: Membership, one: Straggler) -> bool:
-    """Whether the same worker still is that rank, on the same node."""
-    if one.rank >= world.world_size:
+def _is_same_worker(membership: Membership, straggler: Straggler) -> bool:
+    """Whether the rank still runs in the same worker on the same node."""
+    if straggler.rank >= membership.world_size:
         return False
-    member = world.members[group_rank_of(world, one.rank)]
-    return (member.index, member.node) == (one.worker, one.node)
+    member = membership.members[group_rank_of(membership, straggler.rank)]
+    return (member.index, member.node) == (straggler.worker, straggler.node)

@@ -1,8 +1,8 @@
-"""Decides which nodes are sick from what agents found on them.
+"""Decides which nodes are unhealthy from what agents found on them.
 
-Pure; called by `plan`. Only evidence of the node's own hardware moves anybody; what names a program, or is merely odd,
-people are told by the agents themselves. What most nodes of a job tell at once has a cause that they share (a driver, a
-switch, a file server), and leaving them all would leave the job with none.
+Pure; called by `plan`. Only evidence about the node's own hardware moves workers; a finding that points to a program, or is
+merely unusual, is reported by the agent itself. A finding that most nodes of a job report at once has a shared cause (a
+driver, a switch, a file server), and excluding them all would leave the job without nodes.
 """
 
 from __future__ import annotations
@@ -26,103 +26,106 @@ from surefoot_operator.policy.core.facts import (
 )
 
 UNHEALTHY_SECONDS = 3600.0
-"""How long a node that was found sick is avoided: its agent leaves with its worker, and nobody looks there any more."""
+"""How long an unhealthy node is avoided: its agent ends with its worker, and nothing checks the node afterwards."""
 
 CONFIRM_SECONDS = 15.0
-"""A finding is acted upon after so long: by then other nodes have told whether they see the same."""
+"""Delay before a finding is acted on: by then other nodes have reported whether they have the same."""
 
 MAX_KEPT = 64
+"""Unhealthy nodes kept in the status."""
 
 
 @cached_per_snapshot
 def unhealthy_nodes(facts: WorldNodeFacts) -> Mapping[str, str]:
-    """Why nodes are sick by what their own agents found, by name."""
-    sick: dict[str, str] = {}
+    """Returns the unhealthy nodes, each with the reason that its own agents found."""
+    problems_by_node: dict[str, str] = {}
     for reason, nodes in sorted(_findings_by_reason(facts).items()):
         if not _is_shared(*_nodes_with_same_finding(facts, reason, nodes)):
             for node, text in sorted(nodes.items()):
-                sick.setdefault(node, f"{reason}: {text}")
-    return sick
+                problems_by_node.setdefault(node, f"{reason}: {text}")
+    return problems_by_node
 
 
 def shared_findings(facts: WorldNodeFacts) -> str:
-    """Says what most nodes find of themselves at once; empty: nothing."""
-    shared = []
+    """Returns a message about findings that most nodes report at once; empty: there are none."""
+    shared_reasons = []
     for reason, nodes in sorted(_findings_by_reason(facts).items()):
-        alike, heard = _nodes_with_same_finding(facts, reason, nodes)
-        if _is_shared(alike, heard):
-            shared.append(f"{reason} on {join_names(sorted(alike))}")
-    if not shared:
+        nodes_with_finding, reporting_nodes = _nodes_with_same_finding(facts, reason, nodes)
+        if _is_shared(nodes_with_finding, reporting_nodes):
+            shared_reasons.append(f"{reason} on {join_names(sorted(nodes_with_finding))}")
+    if not shared_reasons:
         return ""
-    what = "; ".join(shared)
-    return (
-        f"most nodes find the same of themselves ({what}): the cause is one that they share, and no node is left for it"
-    )
+    reasons_text = "; ".join(shared_reasons)
+    return f"most nodes report the same problem ({reasons_text}): its cause is shared, so no node is excluded for it"
 
 
 def _findings_by_reason(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
-    """What agents find of their own nodes' hardware: sentences by node, by reason.
+    """Returns what agents found on their own nodes' hardware: texts by node, by reason.
 
-    An agent that went with its worker says nothing any more once a later one on its node has looked: the node may have
-    been started anew.
+    Findings of an agent whose worker is gone no longer count once a later agent started on the node: the node may have been
+    rebooted.
     """
-    told: dict[str, dict[str, str]] = {}
+    findings: dict[str, dict[str, str]] = {}
     if facts.spec.health_policy.on_unhealthy_node != "Leave":
-        return told
-    telling = [s for s in facts.sessions.values() if s.findings]
-    if not telling:
-        return told
-    present = [s for s in facts.sessions.values() if worker_id(s) in facts.workers]
-    looked = {session.node: session.since_seconds for session in sorted(present, key=lambda s: s.since_seconds)}
-    for session in telling:
-        gone = worker_id(session) not in facts.workers
-        past = gone and looked.get(session.node, 0.0) > session.last_message_seconds
-        for one in () if past else session.findings:
-            if one.blame == "node":
-                told.setdefault(one.reason, {}).setdefault(session.node, one.text)
-    return told
+        return findings
+    sessions_with_findings = [s for s in facts.sessions.values() if s.findings]
+    if not sessions_with_findings:
+        return findings
+    current_sessions = [s for s in facts.sessions.values() if worker_id(s) in facts.workers]
+    newest_session_seconds = {
+        session.node: session.since_seconds for session in sorted(current_sessions, key=lambda s: s.since_seconds)
+    }
+    for session in sessions_with_findings:
+        is_worker_gone = worker_id(session) not in facts.workers
+        is_superseded = is_worker_gone and newest_session_seconds.get(session.node, 0.0) > session.last_message_seconds
+        for finding in () if is_superseded else session.findings:
+            if finding.blame == "node":
+                findings.setdefault(finding.reason, {}).setdefault(session.node, finding.text)
+    return findings
 
 
 def _nodes_with_same_finding(facts: NodeFacts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
-    """(nodes that tell the same, nodes that were heard). What a trial found on nodes that were left for it counts still.
+    """Returns the nodes with this finding, and all nodes that report.
 
-    A trial that fails wherever it is made would else have a small job leave one node after the other.
+    Nodes excluded after the same failed node test still count: a test that fails on every node would else make a small job
+    exclude one node after the other.
     """
-    before = {
-        one.name
-        for one in facts.status.unhealthy_nodes
-        if reason in TRIED and one.until_seconds > facts.now and one.reason.partition(":")[0] == reason
+    excluded_before = {
+        node.name
+        for node in facts.status.unhealthy_nodes
+        if reason in TRIED and node.until_seconds > facts.now and node.reason.partition(":")[0] == reason
     }
-    return {*nodes, *before}, {*facts.last_message_seconds, *before}
+    return {*nodes, *excluded_before}, {*facts.last_message_seconds, *excluded_before}
 
 
 def unhealthy_since(facts: JobFacts, name: str) -> float | None:
-    """When this node was found sick; None: it was not."""
-    known = next(
-        (one for one in facts.status.unhealthy_nodes if one.name == name and one.until_seconds > facts.now), None
+    """Returns when this node was found unhealthy (Unix time); None: it is not."""
+    exclusion = next(
+        (node for node in facts.status.unhealthy_nodes if node.name == name and node.until_seconds > facts.now), None
     )
-    return None if known is None else known.until_seconds - UNHEALTHY_SECONDS
+    return None if exclusion is None else exclusion.until_seconds - UNHEALTHY_SECONDS
 
 
-def _is_shared(alike: Collection[str], heard: Collection[str]) -> bool:
-    return len(alike) > 1 and 2 * len(alike) > len(heard)
+def _is_shared(nodes_with_finding: Collection[str], reporting_nodes: Collection[str]) -> bool:
+    """Whether more than one, and more than half, of the reporting nodes have the finding."""
+    return len(nodes_with_finding) > 1 and 2 * len(nodes_with_finding) > len(reporting_nodes)
 
 
 def update_unhealthy_nodes(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
-    """Returns sick nodes for the status, events, and when to look again."""
-    kept = {one.name: one for one in facts.status.unhealthy_nodes if one.until_seconds > facts.now}
+    """Returns the unhealthy nodes for the status, events for new ones, and when to recheck."""
+    nodes_by_name = {node.name: node for node in facts.status.unhealthy_nodes if node.until_seconds > facts.now}
     sessions = facts.sessions.values()
-    events, due = [], []
+    events, recheck_times = [], []
     for name, reason in unhealthy_nodes(facts).items():
-        known = kept.get(name)
-        settled = min(s.findings_seconds for s in sessions if s.node == name and s.findings) + CONFIRM_SECONDS
-        if known is None and facts.now < settled:
-            due.append(settled)
-        elif known is None:
-            kept[name] = ExcludedNode(name, reason, facts.now + UNHEALTHY_SECONDS)
-            text = f"node {name} is sick ({reason}): workers leave it, and it is avoided for {UNHEALTHY_SECONDS:g} s"
+        recorded = nodes_by_name.get(name)
+        confirmed_seconds = min(s.findings_seconds for s in sessions if s.node == name and s.findings) + CONFIRM_SECONDS
+        if recorded is None and facts.now < confirmed_seconds:
+            recheck_times.append(confirmed_seconds)
+        elif recorded is None:
+            nodes_by_name[name] = ExcludedNode(name, reason, facts.now + UNHEALTHY_SECONDS)
+            text = f"node {name} is unhealthy ({reason}): its workers are moved off, and it is avoided for {UNHEALTHY_SECONDS:g} s"
             events.append(Event(reasons.NODE_UNHEALTHY, text, warning=True))
-        elif known.until_seconds < facts.now + UNHEALTHY_SECONDS / 2:  # still so: seldom written, and never let go of
-            kept[name] = replace(known, until_seconds=facts.now + UNHEALTHY_SECONDS)
-    found = tuple(sorted(kept.values(), key=lambda one: (one.until_seconds, one.name)))[-MAX_KEPT:]
-    return found, tuple(events), earliest(due)
+        elif recorded.until_seconds < facts.now + UNHEALTHY_SECONDS / 2:  # still unhealthy: extended with few writes
+            nodes_by_name[name] = replace(recorded, until_seconds=facts.now + UNHEALTHY_SECONDS)
+    nodes = tuple(sorted(nodes_by_name.values(), key=lambda node: (node.until_seconds, node.name)))[-MAX_KEPT:]
+    return nodes, tuple(events), earliest(recheck_times)

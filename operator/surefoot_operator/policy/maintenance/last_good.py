@@ -35,9 +35,9 @@ def newest_good(
     sound = sound_steps(facts)
     if sound is None:
         return None
-    persistent, epoch = facts.persistent, facts.membership.generation
-    listed = (persistent.entries or ()) if persistent.read_generation == epoch and not may_be_under_way(facts) else ()
-    kept = complete_persistent(listed, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    persistent, generation = facts.persistent, facts.membership.generation
+    listed = (persistent.entries or ()) if persistent.read_generation == generation and not may_be_under_way(facts) else ()
+    kept = complete_persistent(listed, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
     suspect = anomalous_checkpoints(manifests) | anomalous_checkpoints(listed)
     return last_good_and_required((*complete, *kept), suspect, sound, facts.status.last_good)[0]
 

@@ -86,8 +86,8 @@ def unrecoverable_checkpoints(
 
     Oldest first; none that was read to be complete.
     """
-    epoch = facts.membership.generation
-    there = {checkpoint for checkpoint in reading.having() if checkpoint.generation == epoch}
+    generation = facts.membership.generation
+    there = {checkpoint for checkpoint in reading.having() if checkpoint.generation == generation}
     sessions = reporting_sessions(facts)
     found = []
     for checkpoint in sorted(there.difference(complete)):
@@ -103,8 +103,8 @@ def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
 
     A report about saves stays true however old it is.
     """
-    epoch = facts.membership.generation
-    return [session for _, session in member_sessions(facts) if session is not None and session.generation == epoch]
+    generation = facts.membership.generation
+    return [session for _, session in member_sessions(facts) if session is not None and session.generation == generation]
 
 
 # ---- maintenance plan ------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def plan_maintenance(
     `pinned`: the checkpoint being promoted, `going`: those being dropped, as the last round returned them.
     """
     facts = gather(seen)
-    world = facts.status.membership
+    membership = facts.status.membership
     over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
-    if world is not None and world.state == "Claimed" and seen.uploads and not over:
+    if membership is not None and membership.state == "Claimed" and seen.uploads and not over:
         return _upload_alone(facts, pinned)
-    if world is None or world.state != "Committed" or over:
+    if membership is None or membership.state != "Committed" or over:
         return MaintenancePlan(
             (),
             facts.status,
@@ -242,12 +242,12 @@ def _upload_alone(facts: Facts, pinned: Checkpoint | None) -> MaintenancePlan:
 
 
 def _read(facts: WorldTierFacts, going: Going) -> _MemoryReading:
-    epoch = facts.membership.generation
-    reading = memory_reading(facts, epoch)
+    generation = facts.membership.generation
+    reading = memory_reading(facts, generation)
     domains = domains_of(facts)
-    live = {domains[holder] for holder in reading.servers}
+    live = {domains[server] for server in reading.servers}
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
-    found = complete_checkpoints(reading, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    found = complete_checkpoints(reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
     full = newest_checkpoint(c for c in found if copies_of(c, reading, domains) >= replicas)
     hopeless = unrecoverable_checkpoints(facts, reading, found)
     return _MemoryReading(reading, domains, replicas, found, full, hopeless, staying(found, going, facts.now))
@@ -269,11 +269,11 @@ def _status_with_servers(facts: WorldTierFacts, memory: _MemoryReading) -> JobSt
     servers = {endpoint.server_id for endpoint in sealed.values()}
     kept = [e for e in status.assigned_servers if not _forgotten(e, facts.servers, sealed, servers)]
     missing = sorted(sealed.keys() - {e.instance for e in kept})
-    back = {holder.run_id for holder in sealed}
+    back = {server.run_id for server in sealed}
     latest = newest_checkpoint(c for c in memory.complete) or status.last_complete
     return replace(
         status,
-        assigned_servers=(*kept, *(sealed[holder] for holder in missing)),
+        assigned_servers=(*kept, *(sealed[server] for server in missing)),
         lost_servers=tuple(instance for instance in status.lost_servers if instance not in back),
         last_complete=latest,
         last_good=last_good.newest_good(facts, memory.staying, memory.manifests),
@@ -303,13 +303,13 @@ def _answering_assigned_servers(facts: TierFacts, status: JobStatus) -> tuple[Me
 
 def _fences(facts: TierFacts) -> tuple[FenceMemoryServer, ...]:
     """New and returned holders: sealed at this epoch before anybody hears of them."""
-    epoch = facts.membership.generation
+    generation = facts.membership.generation
     unsealed = [
         h.endpoint.instance
         for h in facts.holder_list
-        if h.state == "Ready" and (h.fence is None or h.fence < epoch or h.read_generation != epoch)
+        if h.state == "Ready" and (h.fence is None or h.fence < generation or h.read_generation != generation)
     ]
-    return tuple(FenceMemoryServer(holder, epoch) for holder in sorted(unsealed))
+    return tuple(FenceMemoryServer(server, generation) for server in sorted(unsealed))
 
 
 def _drops(
@@ -328,8 +328,8 @@ def _drops(
     life = min(DROP_SECONDS, facts.spec.checkpoint.memory_server_timeout_seconds / 2)
     found = retention.drops_by_server(memory.reading.servers, standing, facts.spec.checkpoint.memory.keep)
     return tuple(
-        DropSaves(holder, standing.generation, found[holder], facts.now + life)
-        for holder in sorted(found, key=INSTANCE_ORDER)
+        DropSaves(server, standing.generation, found[server], facts.now + life)
+        for server in sorted(found, key=INSTANCE_ORDER)
     )
 
 
@@ -360,8 +360,8 @@ def _repairs(facts: Facts, memory: _MemoryReading) -> tuple[RequestRepair, ...]:
             return _copied(facts, rescued)
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
-    holders, topology = dict(memory.reading.servers), topology_of_job(facts)
-    return _copied(facts, retention.plan_repairs(holders, memory.domains, wanted, memory.replicas, topology=topology))
+    servers, topology = dict(memory.reading.servers), topology_of_job(facts)
+    return _copied(facts, retention.plan_repairs(servers, memory.domains, wanted, memory.replicas, topology=topology))
 
 
 def _is_stored(facts: JobFacts, wanted: Checkpoint) -> bool:

@@ -207,18 +207,18 @@ def part_of(size_limit_bytes: int | None, servers: int) -> int | None:
 @functools.lru_cache(maxsize=16)
 def _placed(
     nodes: tuple[tuple[int, str], ...],
-    holders: tuple[MemoryServerEndpoint, ...],
+    servers: tuple[MemoryServerEndpoint, ...],
     replicas: int,
     local_ranks: int,
     topology: Topology,
 ) -> Mapping[int, RankTargets]:
-    return assign_targets(dict(nodes), holders, replicas, local_ranks, topology)
+    return assign_targets(dict(nodes), servers, replicas, local_ranks, topology)
 
 
-def _others(holder: ObservedMemoryServer, save_bytes: int) -> int:
+def _others(server: ObservedMemoryServer, save_bytes: int) -> int:
     """At least so much is not this job's: neither what its index names nor a save that may be on its way."""
-    own = sum(m.stream_bytes + m.stream_bytes // _OVERHEAD + m.values_bytes for m in holder.entries)
-    return max(0, (holder.used_bytes or 0) - own - save_bytes)
+    own = sum(m.stream_bytes + m.stream_bytes // _OVERHEAD + m.values_bytes for m in server.entries)
+    return max(0, (server.used_bytes or 0) - own - save_bytes)
 
 
 def _describe_share(share: MemoryServerBudget, verb: str) -> str:

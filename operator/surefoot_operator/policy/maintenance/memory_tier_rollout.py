@@ -77,11 +77,11 @@ def judge_job_safety(seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan
     def says(safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
         return JobSafety(name, safe, reason, seen.now_seconds, nodes)
 
-    world = status.membership
+    membership = status.membership
     nothing = not status.had_checkpoint and status.last_complete is None
     if status.phase in ("Complete", "Failed") or seen.job.deleted:
         return says(True, "it is over")
-    if world is None or (world.state == "Committed" and not world.members):
+    if membership is None or (membership.state == "Committed" and not membership.members):
         kept_elsewhere = status.last_uploaded is not None and status.last_uploaded == status.last_complete
         if nothing or kept_elsewhere:
             return says(True, "none of its workers run, and memory has nothing that is stored nowhere else")
@@ -90,9 +90,9 @@ def judge_job_safety(seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan
     if lost is not None and lost.status == "True" and not may_still_have_data(facts := gather(seen)):
         # it may wait so until a person comes, and would hold up every upgrade of the tier
         return says(
-            True, "every checkpoint of it is lost, and no holder is away that may have one", _read(facts, world)
+            True, "every checkpoint of it is lost, and no holder is away that may have one", _read(facts, membership)
         )
-    if world.state != "Committed" or kept is None:
+    if membership.state != "Committed" or kept is None:
         return says(False, "its world is changing")
     if open_incident(status.incidents) is not None:
         return says(False, "it is recovering")
@@ -100,12 +100,12 @@ def judge_job_safety(seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan
         return says(False, "none of its complete checkpoints has all its copies")
     if kept.replicas < 2 and (status.last_uploaded is None or status.last_uploaded in status.unreadable_checkpoints):
         return says(False, "its checkpoints have one copy, and none is in the persistent tier")
-    return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), world))
+    return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), membership))
 
 
-def _read(facts: TierFacts, world: Membership) -> Mapping[str, int]:
+def _read(facts: TierFacts, membership: Membership) -> Mapping[str, int]:
     """How many holders of each node the job has sealed and read in that world's epoch."""
-    return Counter(h.endpoint.instance.node for h in fenced_servers(facts, world.generation))
+    return Counter(h.endpoint.instance.node for h in fenced_servers(facts, membership.generation))
 
 
 def rejected_safety(status: JobStatus | None, now: float) -> JobSafety:

@@ -192,17 +192,17 @@ def listing_due(facts: TierFacts) -> float | None:
 
 def _last_uploaded(facts: TierFacts) -> Checkpoint | None:
     """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
-    lineage, epoch, bad = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
+    lineage, generation, bad = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
     # an operator that came in between finds some ranks in the listing, and hears of the others
     listed = frozenset(m.save for m in facts.persistent.entries or ())
     found = {c for c, saves in facts.promoted.items() if not _missing(facts, c, saves | listed)}
     if facts.persistent.read_generation == facts.membership.generation and facts.persistent.entries is not None:
-        found |= set(complete_persistent(facts.persistent.entries, lineage, epoch, bad, facts.covers))
+        found |= set(complete_persistent(facts.persistent.entries, lineage, generation, bad, facts.covers))
     old = facts.status.last_uploaded
     newer = {
         c
         for c in found
-        if c not in bad and on_lineage(lineage, c, epoch) and (old is None or old in bad or c.step > old.step)
+        if c not in bad and on_lineage(lineage, c, generation) and (old is None or old in bad or c.step > old.step)
     }
     return newest_checkpoint(newer) or old
 
@@ -245,20 +245,20 @@ def _uploads(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceActi
 
 def _nodes_having(facts: TierFacts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
     nodes: dict[RankSave, set[str]] = defaultdict(set)
-    for holder in fenced_servers(facts, facts.membership.generation):
-        for manifest in holder.entries:
+    for server in fenced_servers(facts, facts.membership.generation):
+        for manifest in server.entries:
             if manifest.save.checkpoint == chosen:
-                nodes[manifest.save].add(holder.endpoint.instance.node)
+                nodes[manifest.save].add(server.endpoint.instance.node)
     return nodes
 
 
 def _owner(facts: JobFacts, save: RankSave) -> WorkerId | None:
     """The worker whose own rank made this save; None: of another epoch."""
-    world = facts.membership
+    membership = facts.membership
     group = save.rank // facts.spec.nproc_per_node
     return (
-        worker_id(world.members[group])
-        if save.generation == facts.running_generation and group < len(world.members)
+        worker_id(membership.members[group])
+        if save.generation == facts.running_generation and group < len(membership.members)
         else None
     )
 

@@ -187,25 +187,25 @@ def tie_of(facts: TierFacts, parent: Checkpoint | None) -> WorldSizeConstraint |
 @cached_per_snapshot
 def present_tie(facts: TierFacts) -> WorldSizeConstraint | None:
     """Returns what ties the committed world; None: nothing."""
-    world = facts.membership
-    read = reading_at(facts, world.generation).manifests()
-    found = {c: ranks for c, ranks in read.items() if c.generation == world.generation or c == world.parent}
+    membership = facts.membership
+    read = reading_at(facts, membership.generation).manifests()
+    found = {c: ranks for c, ranks in read.items() if c.generation == membership.generation or c == membership.parent}
     # of some ranks alone nobody could tell that values differ
     whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world_size]
     if whole:
         return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
     known = condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
-    return WorldSizeConstraint(known.message, world.world_size) if known is not None and world.world_size else None
+    return WorldSizeConstraint(known.message, membership.world_size) if known is not None and membership.world_size else None
 
 
 def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:
     """Returns the condition's message; None: no other size was asked for."""
-    world, known = status.membership, condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
-    if world is None or status.phase in ("Complete", "Failed"):
+    membership, known = status.membership, condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
+    if membership is None or status.phase in ("Complete", "Failed"):
         return None
-    if world.state == "Claimed" or not world.members:
+    if membership.state == "Claimed" or not membership.members:
         return known.message if known is not None else None
-    tie = tie_of(facts, world.parent) if world != facts.status.membership else present_tie(facts)
+    tie = tie_of(facts, membership.parent) if membership != facts.status.membership else present_tie(facts)
     if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
         return None
     return tie.text
@@ -277,7 +277,7 @@ def newest_epoch_stored(facts: TierFacts) -> int:
     """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
     listed = facts.persistent
     named = (listed.newest_epoch, *(m.save.generation for m in listed.entries or ()))
-    return max((epoch for epoch in named if epoch <= HIGHEST_EPOCH), default=0)
+    return max((generation for generation in named if generation <= HIGHEST_EPOCH), default=0)
 
 
 def is_taken(facts: TierFacts) -> bool:
@@ -285,9 +285,9 @@ def is_taken(facts: TierFacts) -> bool:
 
     Before it is committed nothing of it is in the persistent tier.
     """
-    world, listed = facts.membership, facts.persistent
-    is_listed = world.state == "Claimed" and listed.read_generation == world.generation
-    return is_listed and newest_epoch_stored(facts) >= world.generation
+    membership, listed = facts.membership, facts.persistent
+    is_listed = membership.state == "Claimed" and listed.read_generation == membership.generation
+    return is_listed and newest_epoch_stored(facts) >= membership.generation
 
 
 def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
@@ -296,20 +296,20 @@ def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
     Members and parent stay those that the claim is based on.
     """
     old = facts.status.membership or Membership(0, "Claimed")
-    world = replace(
+    membership = replace(
         old, generation=newest_known_generation(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now
     )
     start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
     # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
     status = facts.status if old.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
-    return replace(status, membership=world, start_seconds=start)
+    return replace(status, membership=membership, start_seconds=start)
 
 
 def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tuple[Member, ...]) -> JobStatus:
     """Commits the claimed epoch with its parent and members."""
     status, claim = facts.status, facts.membership
     size = len(members) * facts.spec.nproc_per_node
-    world = Membership(
+    membership = Membership(
         generation=claim.generation,
         state="Committed",
         parent=chosen.parent,
@@ -325,7 +325,7 @@ def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tup
     recorded, floor = _protected_so_far(facts, lineage, chosen.parent)
     return replace(
         status,
-        membership=world,
+        membership=membership,
         lineage=_bounded(facts, lineage),
         last_uploaded=floor,
         had_checkpoint=recorded,
@@ -346,7 +346,7 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
 
     With a `tie`, exactly as many as it needs, or nobody.
     """
-    epoch, spec = facts.membership.generation, facts.spec
+    generation, spec = facts.membership.generation, facts.spec
     tied = None if tie is None else tie.workers(spec)
     there = [s for s in newest_attempts(facts) if is_usable(facts, s)]
     failing = [s for s in there if _fails(facts, s)]
@@ -357,7 +357,7 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
         reasons = {f"node {s.node} ({unhealthy_nodes(facts)[s.node]})" for s in failing}
         reason = f"the worker on {join_names(sorted(reasons))} gets no rank, another one is waited for"
         return Selection((), reason, facts.membership.changed_seconds + TRIED_SECONDS)
-    ready = [s for s in there if s.warm and s.stopped >= epoch]
+    ready = [s for s in there if s.warm and s.stopped >= generation]
     weighed = NOT_MEASURED
     if len(ready) < target_size(spec):
         short = f"{len(ready)} of {target_size(spec)} workers are ready"
@@ -467,19 +467,19 @@ def _short(spec: TrainingJobSpec, ready: int, tie: WorldSizeConstraint) -> str:
 
 def _wait_deadline(facts: WorldNodeFacts, there: list[ObservedSession], ready: list[ObservedSession]) -> float | None:
     """Until when the missing are worth waiting for; None: they are not."""
-    world, now_ready = facts.membership, {worker_id(s) for s in ready}
+    membership, now_ready = facts.membership, {worker_id(s) for s in ready}
     former = {identity: m.incarnation for identity, m in facts.members.items()}
     moments: list[float] = []
     for session in there:
         known = former.get(worker_id(session)) == session.incarnation
         if worker_id(session) not in now_ready and (known or session.warm):
-            moments.append(world.changed_seconds + STOPPING_SECONDS)
+            moments.append(membership.changed_seconds + STOPPING_SECONDS)
     for identity, incarnation in former.items():
         moments.append(_returning(facts, identity, incarnation))
     policy = facts.spec.elastic_policy
     if policy is not None and policy.faulty_scale_down_timeout_seconds is not None:
-        moments.append(world.changed_seconds + policy.faulty_scale_down_timeout_seconds)
-    if not world.members:
+        moments.append(membership.changed_seconds + policy.faulty_scale_down_timeout_seconds)
+    if not membership.members:
         moments.append(_arriving(facts, now_ready))
     return max(moments, default=None)
 
@@ -541,16 +541,16 @@ def _arriving(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
 
 def _protected_so_far(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
     """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
-    status, epoch = facts.status, facts.membership.generation
-    reading, bad, covers = reading_at(facts, epoch), unreadable_checkpoints(facts), facts.covers
+    status, generation = facts.status, facts.membership.generation
+    reading, bad, covers = reading_at(facts, generation), unreadable_checkpoints(facts), facts.covers
     domains = domains_of(facts)
-    live = {domains[holder] for holder in reading.servers}
+    live = {domains[server] for server in reading.servers}
     replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
-    full = watermark(reading, lineage, epoch, bad, covers, domains, replicas)
+    full = watermark(reading, lineage, generation, bad, covers, domains, replicas)
     listed = () if may_be_under_way(facts) else reading.persistent or ()
-    kept = complete_persistent(listed, lineage, epoch, bad, covers)
+    kept = complete_persistent(listed, lineage, generation, bad, covers)
     old = status.last_uploaded
-    if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
+    if old is not None and (old in bad or not on_lineage(lineage, old, generation)):
         old = None
     floor = newest_checkpoint(c for c in (*kept, *((old,) if old else ())))
     recorded = status.had_checkpoint and restore_limit(facts) != 0  # whoever begins again gave up all that there was
@@ -561,12 +561,12 @@ def _bounded(facts: TierFacts, lineage: Lineage) -> Lineage:
     """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
     if len(lineage) <= MAX_LINEAGE_ENTRIES:
         return lineage
-    epoch = lineage[-1].generation
+    generation = lineage[-1].generation
     reading = reading_at(facts, facts.membership.generation)
-    kept = complete_checkpoints(reading, lineage, epoch, frozenset(), facts.covers)
+    kept = complete_checkpoints(reading, lineage, generation, frozenset(), facts.covers)
     # what lies in the persistent tier counts as this job's only while its epoch is known
     listed = facts.persistent.entries or ()
-    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.covers)
+    kept += complete_persistent(listed, lineage, generation, frozenset(), facts.covers)
     needed = [c for c in (*kept, facts.status.last_uploaded, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.generation, c.step), default=lineage[-1].parent)
-    return pruned(lineage, oldest, epoch)
+    return pruned(lineage, oldest, generation)

@@ -70,9 +70,9 @@ def record_of(facts: JobFacts) -> IncidentHistory:
     known = facts.status.incidents
     planned = [seconds for i in known if i.kind == "planned" and (seconds := startup_seconds(i)) is not None]
     others = [seconds for i in known if i.kind != "planned" and (seconds := startup_seconds(i)) is not None]
-    losses = [i for i in known if i.kind in WORKER_LOSS_KINDS and i.claimed_seconds is not None]
-    arrivals = [i.replaced_seconds - (i.claimed_seconds or 0.0) for i in losses if i.replaced_seconds is not None]
-    over = sum(i.replaced_seconds is not None or i.first_step_seconds is not None for i in losses)
+    failures = [i for i in known if i.kind in WORKER_LOSS_KINDS and i.claimed_seconds is not None]
+    arrivals = [i.replaced_seconds - (i.claimed_seconds or 0.0) for i in failures if i.replaced_seconds is not None]
+    over = sum(i.replaced_seconds is not None or i.first_step_seconds is not None for i in failures)
     return IncidentHistory(
         statistics.median(planned or others) if planned or others else None,
         statistics.median(arrivals) if arrivals else None,

@@ -180,10 +180,10 @@ def _all_saves_reported(facts: TierFacts, members: list[ObservedSession]) -> boo
     That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
     it saved at all: unknown is not unsaved.
     """
-    epoch = facts.membership.generation
+    generation = facts.membership.generation
     named = {endpoint.instance for endpoint in facts.status.assigned_servers}
     left = [h for h in facts.holder_list if h.endpoint.instance in named and h.state != "Gone"]
-    read = all(h.state == "Ready" and h.read_generation == epoch for h in left)
+    read = all(h.state == "Ready" and h.read_generation == generation for h in left)
     return read and all(s.final_saves_reported and _saved(s) is not None for s in members)
 
 

@@ -68,21 +68,21 @@ class Completion:
 
 def completion_of(facts: WorldFacts) -> Completion | None:
     """Decides whether every member of the committed world has finished."""
-    world = facts.membership
+    membership = facts.membership
     steps: list[int] = []
     for member, session in member_sessions(facts):
-        if session is not None and session.generation == world.generation and session.finished == 0:
+        if session is not None and session.generation == membership.generation and session.finished == 0:
             steps.append(session.finished_steps)
             continue
         worker = facts.workers.get(worker_id(member))
         if worker is None or worker.phase != "Succeeded" or worker.exit_code:
             return None
-    if not world.members:
+    if not membership.members:
         return None
-    if steps and not any(steps) and world.parent is None:
+    if steps and not any(steps) and membership.parent is None:
         reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
         return Completion("Failed", reason)
-    done = f" after step {max(*steps, world.start_step)}" if steps else ""
+    done = f" after step {max(*steps, membership.start_step)}" if steps else ""
     return Completion("Complete", f"every trainer finished{done}")
 
 
@@ -412,9 +412,9 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
     if parent.imported or (floor is not None and floor.step >= parent.step):
         return text
     nodes = sorted(
-        holder.endpoint.instance.node
-        for holder in fenced_servers(facts, facts.membership.generation)
-        if any(m.save.checkpoint == parent for m in holder.entries)
+        server.endpoint.instance.node
+        for server in fenced_servers(facts, facts.membership.generation)
+        if any(m.save.checkpoint == parent for m in server.entries)
     )
     if not nodes:
         return f"{text}, which is in memory only"
@@ -472,8 +472,8 @@ def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[ObservedWorke
 
     With no worker left, nothing changes until somebody edits the job.
     """
-    world = status.membership
-    empty = world is None or (world.state == "Committed" and not world.members)
+    membership = status.membership
+    empty = membership is None or (membership.state == "Committed" and not membership.members)
     over = status.phase in ("Complete", "Failed")
     if job.deleted:
         return False

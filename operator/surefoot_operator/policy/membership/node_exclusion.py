@@ -61,7 +61,7 @@ def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     }
 
 
-def exclude_nodes(facts: WorldNodeFacts, loss: Failure) -> tuple[ExcludedNode, ...]:
+def exclude_nodes(facts: WorldNodeFacts, failure: Failure) -> tuple[ExcludedNode, ...]:
     """Lists the nodes to be left after this loss, newest last.
 
     As many as the job's number allows; without a number one at a time, where leaving it costs less than staying.
@@ -70,16 +70,16 @@ def exclude_nodes(facts: WorldNodeFacts, loss: Failure) -> tuple[ExcludedNode, .
     most, until = policy.max_excluded_nodes, facts.now + policy.eval_period_seconds
     kept = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     if most is None:
-        left = None if kept or loss.expected else is_exclusion_worth_it(facts, loss)
-        if left is not None and loss.node is not None:
-            kept.append(ExcludedNode(loss.node, left.reason, until, left.share))
+        left = None if kept or failure.expected else is_exclusion_worth_it(facts, failure)
+        if left is not None and failure.node is not None:
+            kept.append(ExcludedNode(failure.node, left.reason, until, left.share))
         return tuple(kept)
-    if loss.node is not None:
-        failures = sum(i.node == loss.node for i in _past(facts)) + 1
+    if failure.node is not None:
+        failures = sum(i.node == failure.node for i in _past(facts)) + 1
         if failures >= REPEATS:
-            kept = [e for e in kept if e.name != loss.node]
-            reason = f"{failures} failures of this job within {policy.eval_period_seconds:g} s, the last: {loss.reason}"
-            kept.append(ExcludedNode(loss.node, reason, until))
+            kept = [e for e in kept if e.name != failure.node]
+            reason = f"{failures} failures of this job within {policy.eval_period_seconds:g} s, the last: {failure.reason}"
+            kept.append(ExcludedNode(failure.node, reason, until))
     return tuple(kept[-most:]) if most else ()
 
 
@@ -94,22 +94,22 @@ class CostlyNode:
     share: float
 
 
-def is_exclusion_worth_it(facts: WorldNodeFacts, loss: Failure) -> CostlyNode | None:
+def is_exclusion_worth_it(facts: WorldNodeFacts, failure: Failure) -> CostlyNode | None:
     """Decides whether leaving this loss's node costs less than staying there.
 
     Of what may go on failing as many failures are expected as there were (ski rental, as in `expected_cost`). None: it costs
     more, chance may have chosen the node, the failure follows its rank, or no other place is free.
     """
     past = _past(facts)
-    here = [i for i in past if i.node == loss.node]
+    here = [i for i in past if i.node == failure.node]
     nodes = len({member.node for member in facts.membership.members})
     times, of_all = len(here) + 1, sum(i.node is not None for i in past) + 1
     chance = chance_probability(times, of_all, nodes)
     if (
-        loss.node is None
+        failure.node is None
         or times < _MIN_INCIDENTS_ELSEWHERE
         or chance > MAX_CHANCE_PROBABILITY
-        or _follows_rank(facts, loss, past)
+        or _follows_rank(facts, failure, past)
     ):
         return None
     if facts.free_nodes == 0 and not spare_agents(facts):
@@ -126,7 +126,7 @@ def is_exclusion_worth_it(facts: WorldNodeFacts, loss: Failure) -> CostlyNode | 
     window = facts.spec.failure_policy.eval_period_seconds
     return CostlyNode(
         f"{times} of this job's {of_all} failures within {window:g} s were there, which chance alone does to one of {nodes} nodes"
-        f" in {chance:.1%} of jobs; as many again would cost {staying:.1f} s, and leaving it {change:.1f} s; the last: {loss.reason}",
+        f" in {chance:.1%} of jobs; as many again would cost {staying:.1f} s, and leaving it {change:.1f} s; the last: {failure.reason}",
         float(f"{min(1.0, times * each / max(facts.now - here[0].detected_seconds, each)):.2g}"),
     )
 
@@ -147,11 +147,11 @@ def _past(facts: JobFacts) -> list[Incident]:
     return [i for i in facts.status.incidents if i.kind != "planned" and i.detected_seconds >= since]
 
 
-def _follows_rank(facts: JobFacts, loss: Failure, past: Iterable[Incident]) -> bool:
+def _follows_rank(facts: JobFacts, failure: Failure, past: Iterable[Incident]) -> bool:
     """Whether the same rank failed on another node too: then it is the program or its data."""
     size = facts.membership.world_size
-    return loss.rank is not None and any(
-        i.rank == loss.rank and i.world_size_before == size and i.node not in (None, loss.node) for i in past
+    return failure.rank is not None and any(
+        i.rank == failure.rank and i.world_size_before == size and i.node not in (None, failure.node) for i in past
     )
 
 

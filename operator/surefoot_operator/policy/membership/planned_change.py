@@ -142,8 +142,8 @@ def domains_being_evacuated(facts: Facts) -> set[str]:
 
 def _most_lost(facts: Facts) -> int:
     """Copies that a save may lose with the nodes that are being left: one for each failure domain."""
-    holders = {h.endpoint.domain for h in fenced_servers(facts, facts.membership.generation)}
-    return len(holders & domains_being_evacuated(facts))
+    servers = {h.endpoint.domain for h in fenced_servers(facts, facts.membership.generation)}
+    return len(servers & domains_being_evacuated(facts))
 
 
 # ---- planned change --------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, wanted:
         return ChangeStep(
             f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
         )
-    epoch = facts.membership.generation
+    generation = facts.membership.generation
     ahead = _steps_to_barrier(facts)
     at, named = last_step(facts), barrier.sent.step if barrier is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
@@ -306,7 +306,7 @@ def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, wanted:
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
     return ChangeStep(
         f"{wanted.reason}: proposing a hold at step {step}",
-        (Barrier(epoch, step, "proposed"),),
+        (Barrier(generation, step, "proposed"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )
 
@@ -422,18 +422,18 @@ def data_lost_with_node(seen: JobSnapshot, status: JobStatus, node: str, now: fl
         return ""
     if now - seen.now_seconds > STALE_SECONDS:
         return f"it was not reconciled for {now - seen.now_seconds:.0f} s"
-    world = status.membership
-    if world is None or status.last_complete is None:
+    membership = status.membership
+    if membership is None or status.last_complete is None:
         return ""  # it has nothing to lose yet
     last = status.last_complete
     if status.last_uploaded is not None and status.last_uploaded.step >= last.step:
         return ""
     left = tuple(replace(one, schedulable=False) if one.name == node else one for one in seen.nodes)
     facts = gather(replace(seen, nodes=left, status=status))
-    reading = reading_at(facts, world.generation)
+    reading = reading_at(facts, membership.generation)
     if not reading.servers:
         return f"no holder says at present where the copies of {last} are"
-    known, covers = (facts.status.lineage, world.generation, unreadable_checkpoints(facts)), facts.covers
+    known, covers = (facts.status.lineage, membership.generation, unreadable_checkpoints(facts)), facts.covers
     there = newest_checkpoint(complete_checkpoints(reading, *known, covers))
     stays = newest_checkpoint(complete_checkpoints(reading_of_staying(facts), *known, covers))
     kept = max((one.step for one in (stays, status.last_uploaded) if one is not None), default=None)

@@ -128,12 +128,12 @@ def older_target(facts: TierFacts) -> RollbackTargetLost | None:
     Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
     oldest is the likeliest to be good, and if it is not, its next odd step counts as one more rollback in a row.
     """
-    most, epoch = restore_limit(facts), facts.running_generation
-    if not most or not epoch:
+    most, generation = restore_limit(facts), facts.running_generation
+    if not most or not generation:
         return None
     reading = reading_at(facts, facts.membership.generation)
     manifests = chain(chain.from_iterable(reading.servers.values()), reading.persistent or ())
-    found = complete_checkpoints(reading, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    found = complete_checkpoints(reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
     step = min((c.step for c in set(found) - anomalous_checkpoints(manifests) if c.step > most), default=None)
     if step is None:
         return None
@@ -177,9 +177,9 @@ def surviving_last_good(status: JobStatus, lineage: Lineage) -> Checkpoint | Non
     return good if good is None or on_lineage(lineage, good, entry.generation) else entry.parent
 
 
-def _skipped_steps(skipped: Iterable[SkippedData], lineage: Lineage, epoch: int) -> int:
+def _skipped_steps(skipped: Iterable[SkippedData], lineage: Lineage, generation: int) -> int:
     """Steps whose batches were left out in the history of `epoch`, its own begin included."""
-    history = frozenset(ancestry(lineage, epoch))
+    history = frozenset(ancestry(lineage, generation))
     return sum(one.steps for one in skipped if one.generation in history)
 
 
@@ -204,12 +204,12 @@ def unreadable_by_upload(facts: TierFacts) -> tuple[Checkpoint, ...]:
     A restore would find the same, and whoever waits for the upload would wait for ever.
     """
     status, persistent = facts.status, facts.persistent
-    world = status.membership
-    if not facts.unreadable or world is None or world.state != "Committed":
+    membership = status.membership
+    if not facts.unreadable or membership is None or membership.state != "Committed":
         return ()
     there = {m.save for m in persistent.entries or ()}.union(*facts.promoted.values())
     found = {s.checkpoint for s in facts.unreadable - there} - unreadable_checkpoints(facts)
-    found = {c for c in found if on_lineage(status.lineage, c, world.generation) and not _passed(c, status)}
+    found = {c for c in found if on_lineage(status.lineage, c, membership.generation) and not _passed(c, status)}
     return tuple(sorted(found - {status.last_uploaded}, key=lambda c: (c.step, c.generation)))
 
 

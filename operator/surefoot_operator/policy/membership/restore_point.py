@@ -229,9 +229,9 @@ def choose_restore_point(facts: Facts) -> Choice:
         return draining
     unread = [h for h in facts.holder_list if h.state == "Ready" and h.read_generation != facts.membership.generation]
     if unread:
-        holders = sorted(h.endpoint.instance for h in unread)
-        actions = tuple(FenceMemoryServer(holder, facts.membership.generation) for holder in holders)
-        return RestorePending(f"sealing and reading {join_names(holders)}", actions)
+        servers = sorted(h.endpoint.instance for h in unread)
+        actions = tuple(FenceMemoryServer(server, facts.membership.generation) for server in servers)
+        return RestorePending(f"sealing and reading {join_names(servers)}", actions)
     best = _best(facts)
     worth = _wait_budget_seconds(facts, best)
     patience = min(worth, facts.spec.checkpoint.memory_server_timeout_seconds)
@@ -273,13 +273,13 @@ def _withheld(persistent: PersistentListing, floor: Checkpoint | None) -> bool:
 
 def _wait_for_flushes(facts: WorldFacts) -> RestorePending | None:
     """Until no newer step of the old epoch can complete any more, or the grace ends."""
-    epoch, world = facts.running_generation, facts.membership
-    if not epoch:
+    generation, membership = facts.running_generation, facts.membership
+    if not generation:
         return None
     live = [s for s in facts.sessions.values() if is_responsive(facts, s)]
-    running = [s for s in live if s.stopped < world.generation and s.generation == epoch]
-    busy = [s for s in live if any(c.generation == epoch for c in s.pending)]
-    until = world.changed_seconds + facts.spec.checkpoint.flush_grace_seconds
+    running = [s for s in live if s.stopped < membership.generation and s.generation == generation]
+    busy = [s for s in live if any(c.generation == generation for c in s.pending)]
+    until = membership.changed_seconds + facts.spec.checkpoint.flush_grace_seconds
     if not (running or busy) or facts.now >= until:
         return None
     if running:
@@ -301,11 +301,11 @@ def _best(facts: TierFacts) -> Checkpoint | None:
 
 def _readable(facts: TierFacts) -> list[Checkpoint]:
     """Lists what was read to be complete on the lineage, and is not beyond what a rollback goes back to."""
-    epoch = facts.running_generation
-    if not epoch:
+    generation = facts.running_generation
+    if not generation:
         return []
     reading = reading_at(facts, facts.membership.generation)
-    found = complete_checkpoints(reading, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    found = complete_checkpoints(reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
     return [checkpoint for checkpoint in found if not _beyond(facts, checkpoint)]
 
 
@@ -331,13 +331,13 @@ def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
 
 def _listing(facts: WorldTierFacts, best: Checkpoint | None, limit: float) -> RestorePending | None:
     """The persistent tier, listed after the last index was read."""
-    persistent, epoch = facts.persistent, facts.membership.generation
+    persistent, generation = facts.persistent, facts.membership.generation
     if facts.spec.checkpoint.persistent is None or not facts.running_generation or restore_limit(facts) == 0:
         return None
     latest = max(limit, _began(facts) + MAX_LISTING_SECONDS)
     if best is not None and facts.now >= latest:
         return None
-    if persistent.read_generation == epoch:
+    if persistent.read_generation == generation:
         # data moves from memory to the persistent tier: what a holder lost since may be there by now
         unread = (h.since_seconds for h in facts.holder_list if h.state != "Ready")
         lost = max(unread, default=0.0)
@@ -383,14 +383,14 @@ def _is_preferable(facts: JobFacts, checkpoint: Checkpoint, best: Checkpoint | N
     )
 
 
-def has_nothing_newer(facts: JobFacts, holder: ObservedMemoryServer | None, best: Checkpoint | None) -> bool:
+def has_nothing_newer(facts: JobFacts, server: ObservedMemoryServer | None, best: Checkpoint | None) -> bool:
     """Whether a holder's sealed index has no part of what is wanted.
 
     None comes behind the seal, however long the holder is silent afterwards.
     """
-    if holder is None or holder.read_generation != facts.membership.generation:
+    if server is None or server.read_generation != facts.membership.generation:
         return False
-    return not any(_is_preferable(facts, m.save.checkpoint, best) for m in holder.entries)
+    return not any(_is_preferable(facts, m.save.checkpoint, best) for m in server.entries)
 
 
 def _wait_for_silent_servers(
@@ -406,21 +406,21 @@ def _wait_for_silent_servers(
     began = _began(facts)
     until, alive = dict[MemoryServerInstance, float](), dict[MemoryServerInstance, str]()
     for endpoint in awaited_servers(facts, worth):
-        holder, known = endpoint.instance, facts.servers.get(endpoint.instance)
+        server, known = endpoint.instance, facts.servers.get(endpoint.instance)
         if has_nothing_newer(facts, known, best):
             continue
         start = max(began, known.since_seconds) if known is not None else began
         why = why_alive(facts, endpoint, worth)
         if why:
-            alive[holder] = why
-        until[holder] = start + (worth if why else patience)
-    waiting = sorted(holder for holder, limit in until.items() if facts.now < limit)
+            alive[server] = why
+        until[server] = start + (worth if why else patience)
+    waiting = sorted(server for server, limit in until.items() if facts.now < limit)
     if not waiting:
         return None
-    limit = max(until[holder] for holder in waiting)
+    limit = max(until[server] for server in waiting)
     again = limit if math.isfinite(limit) else None
     names = join_names(waiting)
-    seen = next((holder for holder in waiting if holder in alive), None)
+    seen = next((server for server in waiting if server in alive), None)
     if seen is None:
         return RestorePending(f"waiting up to {patience:.1f} s for {names}: they may have newer steps", (), again)
     return RestorePending(
@@ -431,13 +431,13 @@ def _wait_for_silent_servers(
 
 
 def _conclusion(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
-    status, world = facts.status, facts.membership
+    status, membership = facts.status, facts.membership
     unknown = _beyond_status(facts)
     if unknown is not None and (best is None or unknown.step > best.step) and not is_loss_accepted(facts):
         return _offered(facts, unknown, best)
     silent = tuple(unreachable_servers(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_generation)
-    unlisted = persistent and facts.persistent.read_generation != world.generation
+    unlisted = persistent and facts.persistent.read_generation != membership.generation
     if best is not None:
         return RestoreChosen(best, silent, unlisted)
     if restore_limit(facts) == 0:
@@ -551,5 +551,5 @@ def _list_again(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[List
     return actions, again
 
 
-def describe(world: Membership, parent: Checkpoint | None) -> str:
-    return f"epoch {world.generation} restores {parent}" if parent else f"epoch {world.generation} begins at step 0"
+def describe(membership: Membership, parent: Checkpoint | None) -> str:
+    return f"epoch {membership.generation} restores {parent}" if parent else f"epoch {membership.generation} begins at step 0"

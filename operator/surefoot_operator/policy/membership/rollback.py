@@ -103,13 +103,13 @@ def _rollback_requested(facts: WorldTierFacts) -> Rollback | None:
 
 def rejection(facts: TierFacts) -> str:
     """Why a person's wish is not done; empty: it is, or none."""
-    given, world = facts.job.rollback, facts.status.membership
-    if not given or world is None or world.state != "Committed":
+    given, membership = facts.job.rollback, facts.status.membership
+    if not given or membership is None or membership.state != "Committed":
         return ""
     word = _ANNOTATION.fullmatch(given)
     if word is None:
         return f"the annotation {ROLLBACK} is {given[:80]!r}; EPOCH/STEP or EPOCH/STEP/keep-data is understood"
-    if int(word[1]) != world.generation:
+    if int(word[1]) != membership.generation:
         return ""
     steps = sorted({c.step for c in _complete(facts)})
     if int(word[2]) in steps:
@@ -120,11 +120,11 @@ def rejection(facts: TierFacts) -> str:
 
 def _complete(facts: TierFacts) -> list[Checkpoint]:
     """What could be restored now, in either tier, as last read."""
-    epoch, lineage, bad = facts.membership.generation, facts.status.lineage, unreadable_checkpoints(facts)
-    found = complete_checkpoints(memory_reading(facts, epoch), lineage, epoch, bad, facts.covers)
+    generation, lineage, bad = facts.membership.generation, facts.status.lineage, unreadable_checkpoints(facts)
+    found = complete_checkpoints(memory_reading(facts, generation), lineage, generation, bad, facts.covers)
     persistent = facts.persistent
-    if persistent.read_generation == epoch:
-        found += complete_persistent(persistent.entries or (), lineage, epoch, bad, facts.covers)
+    if persistent.read_generation == generation:
+        found += complete_persistent(persistent.entries or (), lineage, generation, bad, facts.covers)
     floor = facts.status.last_uploaded
     return [*found, floor] if floor is not None and floor not in bad else found
 
@@ -135,13 +135,13 @@ def _back(facts: WorldTierFacts, wanted: Rollback) -> PhaseDecision:
     where = f"step {wanted.to_step}" if wanted.to_step else "the beginning"
     where += "" if wanted.target_known_good else ", as no checkpoint is known to be good"
     reason = f"{wanted.reason}: going back to {where}"
-    loss = Failure("numerics", reason, facts.now, expected=not wanted.consecutive)
-    allowed = decide_restart(facts, loss, reached)
+    failure = Failure("numerics", reason, facts.now, expected=not wanted.consecutive)
+    allowed = decide_restart(facts, failure, reached)
     if allowed.rejection is not None:
         return _stopped(facts, allowed.rejection, wanted)
     status = replace(
         record_restart(claim_generation(facts, reason), allowed, reached),
-        incidents=incidents.append_incident(facts, loss, reached),
+        incidents=incidents.append_incident(facts, failure, reached),
         rollback=wanted,
     )
     return PhaseDecision(reason, status, events=(Event(reasons.ROLLED_BACK, reason, True),))

@@ -333,8 +333,8 @@ def _failing_until(facts: JobFacts, workers: Iterable[ObservedWorker]) -> float:
 
 def _training(facts: WorldFacts) -> Collection[WorkerId]:
     """Members of a committed world."""
-    world = facts.status.membership
-    return facts.members if world is not None and world.state == "Committed" else ()
+    membership = facts.status.membership
+    return facts.members if membership is not None and membership.state == "Committed" else ()
 
 
 def _next_attempt(facts: WorldFacts) -> int:
@@ -429,10 +429,10 @@ def _blocks_node(facts: WorldFacts, member: ObservedWorker, newer: ObservedWorke
     session, left = facts.sessions.get(worker_id(newer)), facts.sessions.get(worker_id(member))
     if session is None or facts.membership.state != "Claimed" or not is_responsive(facts, session):
         return False
-    epoch = facts.membership.generation
-    writes = left is not None and is_responsive(facts, left) and (left.stopped < epoch or bool(left.pending))
+    generation = facts.membership.generation
+    writes = left is not None and is_responsive(facts, left) and (left.stopped < generation or bool(left.pending))
     waits = any(w.phase == "Pending" and w.node is None for w in facts.worker_list)
-    return waits and not writes and session.warm and session.stopped >= epoch
+    return waits and not writes and session.warm and session.stopped >= generation
 
 
 def _placed_until(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None:
