@@ -233,7 +233,9 @@ def test_a_tier_that_is_away_at_the_start_is_an_error_and_not_an_empty_one(
     monkeypatch.setattr(DirectoryStore, "read", away)
     with pytest.raises((TierUnavailable, Unreadable), match="did not answer"):
         Training(folder)
-    assert sorted(p.name for p in (folder / "default" / "generations").iterdir()) == ["1", "1.json"], "nothing is claimed"
+    assert sorted(p.name for p in (folder / "default" / "generations").iterdir()) == ["1", "1.json"], (
+        "nothing is claimed"
+    )
 
 
 def test_what_cannot_be_judged_is_not_removed_by_later_saves(folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_trainer_that_hangs_is_named_with_the_line_of_its_program(tmp_path: Pa
     (hung,) = done.report["incidents"]
     assert (hung["kind"], hung["node"]) == ("hang", "node-1")
     assert hung["fault"] == "have a trainer of node-1 hang at step 40"
-    where = r"rank \d on worker \d stands in hang \(checkpointer/step_reports.py:\d+\), called by main \(programs/local_trainer.py:\d+\)"
+    where = r"rank \d on worker \d is in hang \(checkpointer/step_reports.py:\d+\), called by main \(programs/local_trainer.py:\d+\)"
     assert re.search(where, hung["reason"]), hung["reason"]
     assert_little_lost([hung])
     assert "whoever hangs on node-0 goes on" in done.said

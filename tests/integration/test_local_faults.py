@@ -58,7 +58,9 @@ def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path
     assert killed in caused
     assert set(caused) <= {killed, frozen}
     # the growth that follows the first may halt at the very step of the second: then it goes on without the frozen node
-    given_up = [i for i in report["incidents"] if i["kind"] == "planned" and i["world_size_after"] == i["world_size_before"]]
+    given_up = [
+        i for i in report["incidents"] if i["kind"] == "planned" and i["world_size_after"] == i["world_size_before"]
+    ]
     assert frozen in caused or given_up
     assert_little_lost(list(caused.values()))
 

@@ -22,8 +22,8 @@ def test_a_hang_is_found_by_stacks_that_stand_still_and_a_long_evaluation_is_non
     assert len(done.report["incidents"]) == 1, done.report["incidents"]
     (incident,) = done.report["incidents"]
     assert incident["kind"] == "hang"
-    assert "in no rank did stack or I/O move between two looks" in incident["reason"]
-    assert "rank 1 on worker 1 stands in main (programs/local_trainer.py:" in incident["reason"]
+    assert "two observations of every rank show the same stack and no I/O" in incident["reason"]
+    assert "rank 1 on worker 1 is in main (programs/local_trainer.py:" in incident["reason"]
     stood = incident["reason"].removeprefix("no step for ").split(" s, ")[0]
     assert float(stood) < CEILING_SECONDS
 
@@ -40,7 +40,9 @@ def test_where_all_ranks_stand_in_one_line_the_flight_recorder_tells_who_is_in_a
     assert (incident["kind"], incident["node"]) == ("hang", None)
     reason = incident["reason"]
     assert "rank 1 on worker 1 waits in all_reduce #1 of group 1 (Double[]), all others in all_reduce #" in reason
-    assert reason.endswith("of default_pg (Double[]): the program's ranks take unlike paths, no node is at fault")
+    assert reason.endswith(
+        "of default_pg (Double[]): the program's ranks take different code paths, no node is at fault"
+    )
     assert any(reason in told for told in done.told("GenerationClaimed"))
     (stood,) = done.told("StacksCollected")
     assert "rank 1: waits in all_reduce #1 of group 1 (Double[])" in stood

@@ -54,7 +54,7 @@ def test_a_job_whose_holders_refuse_the_operator_waits_and_recovers_once_they_do
         seen_by_agents = [replace(holder, password=ANOTHER) for holder in run.holders()]
         run.wait("old saves to be dropped", lambda: all(saved_steps(run, h) == [55, 60] for h in seen_by_agents))
         run.kill_a_trainer()
-        run.wait("the job to wait for its holders", lambda: "refuses the operator" in run.status.message)
+        run.wait("the job to wait for its holders", lambda: "rejects the operator" in run.status.message)
         assert "accept-loss" in run.status.message
         assert run.status.lost_servers == ()
         locks.restore()

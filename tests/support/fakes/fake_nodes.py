@@ -27,7 +27,7 @@ def freeze(world: FakeWorld, name: str) -> None:
     if node.alive and not node.frozen:
         node.frozen = True
         if node.holder is not None:
-            node.holder = replace(node.holder, state="Silent", since_seconds=world.now)
+            node.holder = replace(node.holder, state="Unreachable", since_seconds=world.now)
 
 
 def thaw(world: FakeWorld, name: str) -> None:

@@ -232,7 +232,9 @@ def timeline(report: dict[str, Any]) -> list[str]:
 
 def _detail(phase: str, found: dict[str, Any]) -> str:
     if phase == "committed":
-        return f": world {found['world_size_before']} -> {found['world_size_after']}, from step {found['from_step'] or 0}"
+        return (
+            f": world {found['world_size_before']} -> {found['world_size_after']}, from step {found['from_step'] or 0}"
+        )
     if phase == "first_step":
         lost = found["steps_lost"]
         source = f", restored from {found['restored_from']}" if found["restored_from"] else ""

@@ -499,7 +499,9 @@ def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
 def is_broken(facts: WorldFacts) -> bool:
     """Whether a trainer of the committed world has failed."""
     generation = facts.membership.generation
-    return any(s is not None and s.exit is not None and s.exit.generation == generation for _, s in member_sessions(facts))
+    return any(
+        s is not None and s.exit is not None and s.exit.generation == generation for _, s in member_sessions(facts)
+    )
 
 
 @cached_per_snapshot
@@ -523,7 +525,9 @@ def last_step(facts: WorldFacts) -> int:
 def has_stepped(facts: WorldFacts, generation: int) -> bool:
     """Whether `epoch` made a step after the one it restored."""
     begun = facts.membership.start_step
-    return any(s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, generation))
+    return any(
+        s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, generation)
+    )
 
 
 @cached_per_snapshot

@@ -326,9 +326,7 @@ def _build_hang_failure(facts: WorldFacts, at_seconds: float, evidence: str | No
     return (
         failure
         if rearmost is None
-        else replace(
-            failure, worker=rearmost.index, node=rearmost.node, rank=_rank_of_rearmost(facts, rearmost)
-        )
+        else replace(failure, worker=rearmost.index, node=rearmost.node, rank=_rank_of_rearmost(facts, rearmost))
     )
 
 

@@ -36,7 +36,9 @@ def newest_good(
     if sound is None:
         return None
     persistent, generation = facts.persistent, facts.membership.generation
-    listed = (persistent.entries or ()) if persistent.read_generation == generation and not may_be_under_way(facts) else ()
+    listed = (
+        (persistent.entries or ()) if persistent.read_generation == generation and not may_be_under_way(facts) else ()
+    )
     kept = complete_persistent(listed, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
     suspect = anomalous_checkpoints(manifests) | anomalous_checkpoints(listed)
     return last_good_and_required((*complete, *kept), suspect, sound, facts.status.last_good)[0]

@@ -104,7 +104,9 @@ def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
     A report about saves stays true however old it is.
     """
     generation = facts.membership.generation
-    return [session for _, session in member_sessions(facts) if session is not None and session.generation == generation]
+    return [
+        session for _, session in member_sessions(facts) if session is not None and session.generation == generation
+    ]
 
 
 # ---- maintenance plan ------------------------------------------------------------------------------------------------

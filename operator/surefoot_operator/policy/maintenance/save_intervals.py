@@ -179,7 +179,7 @@ def interval_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _memory(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
-    step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
+    step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "flush_seconds"))
     cost = None if stall is None else stall + BACKGROUND_COST_RATIO * (drain or 0.0)
     inputs = IntervalInputs(step, cost, drain, risk.from_memory_seconds)
     return _chosen(

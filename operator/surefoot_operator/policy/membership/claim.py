@@ -195,7 +195,11 @@ def present_tie(facts: TierFacts) -> WorldSizeConstraint | None:
     if whole:
         return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
     known = condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
-    return WorldSizeConstraint(known.message, membership.world_size) if known is not None and membership.world_size else None
+    return (
+        WorldSizeConstraint(known.message, membership.world_size)
+        if known is not None and membership.world_size
+        else None
+    )
 
 
 def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:

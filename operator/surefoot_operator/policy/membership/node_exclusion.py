@@ -78,7 +78,9 @@ def exclude_nodes(facts: WorldNodeFacts, failure: Failure) -> tuple[ExcludedNode
         failures = sum(i.node == failure.node for i in _past(facts)) + 1
         if failures >= REPEATS:
             kept = [e for e in kept if e.name != failure.node]
-            reason = f"{failures} failures of this job within {policy.eval_period_seconds:g} s, the last: {failure.reason}"
+            reason = (
+                f"{failures} failures of this job within {policy.eval_period_seconds:g} s, the last: {failure.reason}"
+            )
             kept.append(ExcludedNode(failure.node, reason, until))
     return tuple(kept[-most:]) if most else ()
 

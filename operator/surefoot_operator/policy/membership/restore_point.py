@@ -552,4 +552,8 @@ def _list_again(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[List
 
 
 def describe(membership: Membership, parent: Checkpoint | None) -> str:
-    return f"epoch {membership.generation} restores {parent}" if parent else f"epoch {membership.generation} begins at step 0"
+    return (
+        f"epoch {membership.generation} restores {parent}"
+        if parent
+        else f"epoch {membership.generation} begins at step 0"
+    )

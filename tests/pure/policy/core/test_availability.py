@@ -228,8 +228,11 @@ def test_who_does_more_than_its_peers_stays_where_it_is() -> None:
     assert (nodes(status), status.recent_restarts) == ([], ())
     assert answer(status) == "on another node it would do the same, and it stays"
     told = next(c.message for c in status.conditions if c.type == "NoStragglers")
-    assert "in line 88 of its training loop (line 12 of what is called there), where its peers are not found" in told
-    assert "It is the program, and not node n2" in told
+    assert (
+        "in line 88 of its training loop (line 12 of the function called there), where its peers were not observed"
+        in told
+    )
+    assert "The cause is the program, not node n2" in told
     slower = replacing(*SLOW, status=status)
     assert nodes(decided(slower)) == [], "what was the program's stays so while it is named"
 

@@ -64,7 +64,7 @@ def test_a_claim_of_a_leader_whose_clock_ran_ahead_ends_as_soon_as_any() -> None
         term_seconds=NOW,
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
         servers=tuple(
-            replace(h, fence=2, read_generation=2, state="Silent" if h.endpoint.instance.node == "n1" else "Ready")
+            replace(h, fence=2, read_generation=2, state="Unreachable" if h.endpoint.instance.node == "n1" else "Ready")
             for h in seen.servers
         ),
         status=clamp_future_times(replace(seen.status, membership=claim), NOW, HOUR),

@@ -232,7 +232,7 @@ def test_losing_most_workers_by_silence_alone_freezes_decisions() -> None:
     made = decided(seen)
     assert not claims(seen)
     assert not made.actions
-    assert "lost its network" in made.reason
+    assert "may be partitioned" in made.reason
 
 
 def test_losing_most_workers_is_believed_when_the_fabric_says_so() -> None:
@@ -464,8 +464,8 @@ def test_a_hang_that_every_stack_shows_is_found_by_the_jobs_own_pace_and_names_w
     incident = decided_hangs(proven())
     assert (incident.kind, *blamed(incident)) == ("hang", 1, "n1", 1)
     assert incident.reason == (
-        "no step for 120 s, and steps take 1 s: in no rank did stack or I/O move between two looks;"
-        " rank 1 on worker 1 stands in load (me/train.py:28), all others wait elsewhere"
+        "no step for 120 s, although steps take 1 s: two observations of every rank show the same stack and no I/O;"
+        " rank 1 on worker 1 is in load (me/train.py:28), all others wait elsewhere"
     )
 
 
@@ -485,7 +485,7 @@ def test_where_all_stand_in_one_line_the_collectives_name_who_is_in_another_and_
     assert (incident.kind, *blamed(incident)) == ("hang", 1, None, 1)
     assert incident.reason.endswith(
         "; rank 1 on worker 1 waits in all_reduce #7 of group 1 (Float[4]), all others in all_reduce #7 of default_pg (Float[4]):"
-        " the program's ranks take unlike paths, no node is at fault"
+        " the program's ranks take different code paths, no node is at fault"
     )
 
 
@@ -497,7 +497,7 @@ def test_where_stacks_and_collectives_name_two_ranks_nobody_is_blamed() -> None:
         seen = with_session(seen, index, hang_evidence=HangEvidence(42, (place,), collectives=(call,)))
     incident = decided_hangs(seen)
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
-    assert "; nobody is named: by its stack rank 1 differs" in incident.reason
+    assert "; no rank is blamed: by its stack, rank 1 differs" in incident.reason
 
 
 def test_the_odd_one_is_named_at_the_ceiling_too() -> None:
@@ -562,7 +562,7 @@ def test_whoever_is_not_heard_is_no_evidence() -> None:
 
 def test_a_rank_that_has_ended_is_said() -> None:
     incident = decided_hangs(with_session(still(), 1, exited_ranks=(1,)))
-    assert "of worker 1 ranks have ended with code 0" in incident.reason
+    assert "ranks of worker 1 have exited with code 0" in incident.reason
 
 
 def test_the_only_worker_is_blamed_where_one_of_its_ranks_is_behind_the_others() -> None:
@@ -731,7 +731,7 @@ def test_where_stacks_and_collectives_name_two_nobody_is() -> None:
     assert found is not None
     assert found.rank is None
     assert found.text == (
-        "nobody is named: by its stack rank 1 differs (in load), by its collectives rank 2, which has not entered"
+        "no rank is blamed: by its stack, rank 1 differs (in load); by its collectives, rank 2, which has not entered"
         " all_reduce #8 of default_pg (Float[4]), in which others wait; its last was all_reduce #7 of default_pg (Float[4])"
     )
 

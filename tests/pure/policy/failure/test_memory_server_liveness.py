@@ -50,7 +50,12 @@ def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, *
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
         servers=tuple(
             replace(
-                h, state="Silent", since_seconds=NOW - ago - 5, read_generation=None, entries=(), last_error=trouble
+                h,
+                state="Unreachable",
+                since_seconds=NOW - ago - 5,
+                read_generation=None,
+                entries=(),
+                last_error=trouble,
             )
             for h in seen.servers
         ),
@@ -70,7 +75,14 @@ def test_nothing_is_given_up_while_the_nodes_of_unreachable_holders_are_well(ago
     made = decided(blind(ago, on_total_loss=policy))
     assert going(made)
     assert made.status.lost_servers == ()
-    for word in ("n0", "n1", "n2", TIMEOUT, "let the operator connect to the memory tier's port", "accept-loss"):
+    for word in (
+        "n0",
+        "n1",
+        "n2",
+        TIMEOUT,
+        "allow connections from the operator to the memory tier's port",
+        "accept-loss",
+    ):
         assert word in made.reason, word
 
 
@@ -93,7 +105,7 @@ def test_one_unreachable_holder_that_may_have_the_only_copy_is_waited_for_while_
         )
     made = decided(seen)
     assert going(made) == well
-    assert ("let the operator connect" in made.reason) == well
+    assert ("allow connections from the operator" in made.reason) == well
 
 
 def test_a_silent_server_is_gone_only_once_another_instance_runs_in_its_own_place() -> None:
@@ -142,7 +154,7 @@ def unseen(ago: float = 5.0, trouble: str = TIMEOUT, **changes: object) -> JobSn
     return replace(
         seen,
         servers=tuple(
-            replace(h, state="Silent", since_seconds=NOW - ago, last_error=trouble, **changes)  # type: ignore[arg-type]
+            replace(h, state="Unreachable", since_seconds=NOW - ago, last_error=trouble, **changes)  # type: ignore[arg-type]
             for h in seen.servers
         ),
     )
@@ -191,7 +203,7 @@ def test_the_message_says_where_agents_save() -> None:
 def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight() -> None:
     seen = running()
     assert (
-        protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1]
+        protection(decided(with_holder(seen, "n1", state="Unreachable", since_seconds=NOW - 5)))[1]
         != "MemoryServersUnreachable"
     )
     gone = replace(unseen(), sessions=tuple(replace(s, node=f"m{s.index}") for s in unseen().sessions))

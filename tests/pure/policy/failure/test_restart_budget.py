@@ -326,7 +326,7 @@ def test_a_program_that_fails_alike_each_time_ends_after_its_limit_whatever_it_s
 def test_who_ended_with_0_is_the_cause_and_not_those_who_lost_it() -> None:
     incident = failing("ends with 0").status.incidents[-1]
     assert (incident.kind, incident.worker, incident.rank) == ("trainer-failed", 1, 1)
-    assert "rank 1 on worker 1 ended with code 0 after step 35 while others train" in incident.reason
+    assert "rank 1 on worker 1 exited with code 0 after step 35 while others still train" in incident.reason
 
 
 # ---- budgets against a model of them -------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_what_is_remembered_is_bounded_and_leaves_none_out(gaps: list[float]) ->
         kept = append_restart(kept, Restart(at, True, True, False))
     assert len(kept) <= MAX_REMEMBERED
     assert sum(r.count for r in kept) == len(gaps)
-    assert all(one.at_seconds <= other.at_seconds for one, other in pairwise(kept))
+    assert all(one.time_seconds <= other.time_seconds for one, other in pairwise(kept))
 
 
 def test_pauses_grow_to_a_bound_and_only_where_a_program_may_be_the_cause() -> None:
@@ -480,7 +480,7 @@ def test_a_worker_that_falls_silent_during_a_claim_is_named_as_its_cause() -> No
     later = with_session(echoing(1), 2, last_message_seconds=NOW_RESTART_BUDGET - 4)
     incident = decided(replace(later, status=claimed)).incidents[-1]
     assert (incident.kind, incident.unexplained) == ("worker-silent", False)
-    assert incident.reason.startswith("worker 2 sends no heartbeats any more: ")
+    assert incident.reason.startswith("worker 2 sends no more heartbeats: ")
 
 
 def test_a_line_that_broke_a_moment_ago_is_named_for_nothing() -> None:

@@ -111,7 +111,7 @@ def test_a_finding_settles_before_it_is_acted_upon_and_wakes_the_plan_then() -> 
     made = plan(found(running(now=NOW, workers=4), {1: (LOST,)}))
     (event,) = (e for e in made.events if e.warning)
     assert event.reason == "NodeUnhealthy"
-    assert "node n1 is sick (GpuLost: GPU 0 is lost)" in event.message
+    assert "node n1 is unhealthy (GpuLost: GPU 0 is lost)" in event.message
 
 
 def test_a_sick_node_is_avoided_though_nobody_is_there_any_more_and_not_for_ever() -> None:
@@ -167,7 +167,7 @@ def test_what_ends_on_a_sick_node_uses_up_no_budget(told: tuple[NodeFinding, ...
     made = plan(seen)
     assert (made.status.phase == "Failed") == application
     if not application:
-        assert "its node is sick: GpuLost" in made.status.incidents[-1].reason
+        assert "is unhealthy: GpuLost" in made.status.incidents[-1].reason
 
 
 def test_a_sick_node_is_left_at_a_saved_step_for_a_free_one() -> None:

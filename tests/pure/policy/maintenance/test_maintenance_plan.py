@@ -98,7 +98,7 @@ def test_nothing_goes_while_no_checkpoint_has_its_copies() -> None:
 
 
 def test_a_holder_that_was_not_read_keeps_everything() -> None:
-    seen = with_holder(with_saves(running(), 10, 20), "n1", state="Silent")
+    seen = with_holder(with_saves(running(), 10, 20), "n1", state="Unreachable")
     drops = of(DropSaves, plan_maintenance(seen))
     assert "n1" not in {d.server.node for d in drops if isinstance(d, DropSaves)}
 
@@ -145,7 +145,7 @@ def test_what_a_rank_never_saved_goes_whoever_is_silent_and_while_nothing_was_ev
     seen = running()
     for step in (30, 40):
         seen = without(seen, step, rank=1)
-    seen = with_session(with_holder(seen, "n2", state="Silent"), 1, closed_steps=ClosedSteps(closed_up_to=41))
+    seen = with_session(with_holder(seen, "n2", state="Unreachable"), 1, closed_steps=ClosedSteps(closed_up_to=41))
     kept = plan_maintenance(seen)
     assert (kept.watermark, steps_dropped(kept)) == (None, {30, 40})
     assert "n2" not in {d.server.node for d in of(DropSaves, kept) if isinstance(d, DropSaves)}
@@ -192,7 +192,7 @@ def test_a_new_holder_is_sealed_and_read_before_it_is_named() -> None:
 
 def test_another_server_of_a_node_does_not_stand_for_one_that_is_silent() -> None:
     beside = ObservedMemoryServer(endpoint("n1", "i1", server=1), "Ready", NOW, fence=1, read_generation=1)
-    seen = with_holder(running(), "n1", state="Silent")
+    seen = with_holder(running(), "n1", state="Unreachable")
     kept = plan_maintenance(replace(seen, servers=(*seen.servers, beside)))
     assert {e.instance.run_id for e in kept.status.assigned_servers} == {"n0-i0", "n1-i0", "n1-i1", "n2-i0"}
     again = replace(beside, endpoint=endpoint("n1", "i2"))
@@ -203,7 +203,7 @@ def test_another_server_of_a_node_does_not_stand_for_one_that_is_silent() -> Non
 def test_a_holder_that_is_gone_is_forgotten_and_a_silent_one_is_not() -> None:
     gone = plan_maintenance(with_holder(running(), "n1", state="Gone"))
     assert [e.instance.node for e in gone.status.assigned_servers] == ["n0", "n2"]
-    silent = plan_maintenance(with_holder(running(), "n1", state="Silent"))
+    silent = plan_maintenance(with_holder(running(), "n1", state="Unreachable"))
     assert [e.instance.node for e in silent.status.assigned_servers] == ["n0", "n1", "n2"]
     assert [e.instance.node for e in silent.servers] == ["n0", "n2"]
 

@@ -210,7 +210,7 @@ def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
 def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
     seen = running()
     silent = seen.servers[0].endpoint.instance.node
-    answer = said(with_holder(seen, silent, state="Silent"))
+    answer = said(with_holder(seen, silent, state="Unreachable"))
     assert answer.nodes is None or silent not in answer.nodes
 
 

@@ -110,7 +110,7 @@ def test_waiting_ends_with_the_limit_and_says_the_sums() -> None:
             seen,
             workers=(*seen.workers[:2], worker(2, 5, node=None, phase="Pending", message="0/3 nodes are available")),
         ),
-        lambda seen: replace(seen, workers=(*seen.workers[:2], replace(seen.workers[2], unstarted="ErrImagePull"))),
+        lambda seen: replace(seen, workers=(*seen.workers[:2], replace(seen.workers[2], start_blocker="ErrImagePull"))),
         lambda seen: replace(seen, workers=seen.workers[:2], free_nodes=0),
     ],
 )

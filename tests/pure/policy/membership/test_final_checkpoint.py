@@ -82,7 +82,7 @@ def test_a_leader_that_has_just_begun_takes_what_it_has_not_heard_for_unknown_an
         seen = with_session(seen, 1, saved=None)
     else:
         (first, *others) = seen.servers
-        seen = replace(seen, servers=(replace(first, state="Silent", read_generation=None), *others))
+        seen = replace(seen, servers=(replace(first, state="Unreachable", read_generation=None), *others))
     made = plan(seen)
     assert made.status.phase == "Running"
     assert "to report whether it was saved" in made.reason
@@ -183,7 +183,7 @@ def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None
 
 def test_a_job_that_fails_waits_for_holders_out_of_sight_that_may_have_what_was_just_saved() -> None:
     seen = failed_at_the_end()
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers[1:])
+    silent = tuple(replace(h, state="Unreachable", since_seconds=seen.now_seconds) for h in seen.servers[1:])
     seen = replace(seen, servers=(seen.servers[0], *silent))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
@@ -272,7 +272,7 @@ def deleted(seen: JobSnapshot) -> set[str]:
 
 
 def test_pods_of_a_failed_job_end_by_themselves_and_stay_for_their_logs() -> None:
-    assert [type(a).__name__ for a in plan(failed()).actions] == ["RetireWorkers"]
+    assert [type(a).__name__ for a in plan(failed()).actions] == ["ShutDownWorkers"]
     left = failed(connected=False, since_seconds=NOW - 0.1)
     assert not deleted(left), "an agent that has left is about to end: its pod is not running much longer"
     assert plan(left).wake_after_seconds == pytest.approx(SHUTDOWN_SECONDS - 1.0)
@@ -346,7 +346,7 @@ def test_holders_out_of_the_operators_sight_are_waited_for_before_a_job_has_noth
     """It lost sight of all holders in the moment when their checkpoint was on its way, and failed (seed 88161)."""
     seen = finished(step=47, saved=40)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+    silent = tuple(replace(h, state="Unreachable", since_seconds=seen.now_seconds) for h in seen.servers)
     seen = listed(replace(seen, servers=silent, sessions=sessions))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
@@ -429,7 +429,7 @@ def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
 def test_a_last_checkpoint_out_of_the_operators_sight_is_waited_for_and_not_trained_again() -> None:
     """Found by the simulator: begun anew each half minute, a job that had made all its steps failed by its budget."""
     seen = finished(step=47, saved=47)
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers[1:])
+    silent = tuple(replace(h, state="Unreachable", since_seconds=seen.now_seconds) for h in seen.servers[1:])
     seen = replace(seen, servers=(seen.servers[0], *silent))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
@@ -463,6 +463,6 @@ def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_tra
 def test_a_finished_job_whose_last_checkpoint_is_in_the_persistent_tier_waits_for_no_holder() -> None:
     """Out of the operator's sight they kept it from its end for ten minutes, with nothing left to upload."""
     seen = persisted(finished(step=47, saved=47), Checkpoint(1, 47))
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+    silent = tuple(replace(h, state="Unreachable", since_seconds=seen.now_seconds) for h in seen.servers)
     made = plan(after(replace(seen, servers=silent), SAVING_SECONDS + 1))
     assert made.status.phase == "Complete", made.reason

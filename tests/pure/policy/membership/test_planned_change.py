@@ -340,7 +340,7 @@ def test_its_peers_that_only_heard_its_line_break_are_not_a_program_that_fails()
     made = plan(with_session(with_session(seen, 0, **echo), 2, **echo))
     (incident,) = made.status.incidents
     assert (incident.kind, incident.worker, incident.unexplained) == ("agent-lost", 1, False)
-    assert "worker 1 is being deleted, and ended before its world could hold" in incident.reason
+    assert "worker 1 is being deleted, and ended before all ranks could save at a barrier" in incident.reason
     assert (made.status.recent_restarts, made.status.no_progress_restarts) == ((), 0)
 
 
@@ -518,7 +518,7 @@ def test_a_node_without_a_holder_or_with_an_empty_one_may_be_left() -> None:
 def test_what_cannot_be_seen_is_not_taken_for_safe() -> None:
     seen = running()
     for name in ("n0", "n1", "n2"):
-        seen = with_holder(seen, name, state="Silent", read_generation=None, entries=())
+        seen = with_holder(seen, name, state="Unreachable", read_generation=None, entries=())
     assert said(seen) == "no holder says at present where the copies of step 40 of epoch 1 are"
 
 

@@ -114,14 +114,14 @@ def test_a_checkpoint_that_was_put_aside_is_not_the_parent() -> None:
 def test_copies_of_unsealed_holders_are_not_read() -> None:
     seen = claimed()
     stale = tuple(manifest(1, 60, r, 3) for r in range(3))
-    seen = replace(seen, servers=(*seen.servers, holder("n9", 1, *stale, state="Silent")))
+    seen = replace(seen, servers=(*seen.servers, holder("n9", 1, *stale, state="Unreachable")))
     assert parent(seen) == Checkpoint(1, 40)
 
 
 def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> None:
-    seen = with_holder(claimed(ago=0.1), "n1", state="Silent", read_generation=None)  # 42 - 40 steps of 0.1 s each
+    seen = with_holder(claimed(ago=0.1), "n1", state="Unreachable", read_generation=None)  # 42 - 40 steps of 0.1 s each
     assert "waiting up to 0.2 s" in str(parent(seen))
-    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent", read_generation=None))
+    made = decided(with_holder(claimed(ago=0.3), "n1", state="Unreachable", read_generation=None))
     assert made.status.membership is not None
     assert made.status.membership.parent == Checkpoint(1, 40)
     assert made.status.lost_servers == ("n1-i0",)
@@ -131,12 +131,12 @@ def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> N
 def test_a_silent_holder_that_may_hold_everything_is_waited_for_to_the_limit() -> None:
     seen = claimed(ago=9.9)
     empty = tuple(replace(h, entries=()) for h in seen.servers)
-    seen = with_holder(replace(seen, servers=empty), "n1", state="Silent", read_generation=None)
+    seen = with_holder(replace(seen, servers=empty), "n1", state="Unreachable", read_generation=None)
     assert "waiting up to 10.0 s" in str(parent(seen))
 
 
 def test_a_holder_that_was_read_to_have_nothing_newer_is_not_waited_for_nor_told_as_a_loss() -> None:
-    made = decided(with_holder(claimed(ago=0.1), "n1", state="Silent"))
+    made = decided(with_holder(claimed(ago=0.1), "n1", state="Unreachable"))
     assert made.status.membership is not None
     assert made.status.membership.parent == Checkpoint(1, 40)
     assert made.status.lost_servers == ("n1-i0",), "what it has is looked for again if step 40 is lost"
@@ -150,7 +150,9 @@ def test_a_holder_that_fell_silent_is_waited_for_only_if_it_was_not_read_or_has_
     policy = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Restart")
     seen = claimed(checkpoint=policy)
     empty = tuple(replace(h, entries=()) for h in seen.servers)
-    lost = with_holder(replace(seen, servers=empty), "n1", state="Silent", read_generation=read, since_seconds=NOW - 1)
+    lost = with_holder(
+        replace(seen, servers=empty), "n1", state="Unreachable", read_generation=read, since_seconds=NOW - 1
+    )
     said = parent(lost)
     assert said is None if read else "which the operator cannot reach" in str(said)
     a_part = with_holder(lost, "n1", entries=(manifest(1, 40, 1, 3),))

@@ -127,7 +127,7 @@ def test_what_was_accepted_for_another_epoch_or_cannot_be_read_ends_nothing_and_
 
 def test_accepting_also_ends_the_wait_for_holders_that_live_and_are_not_seen() -> None:
     seen = lost(accepted="2")
-    refusing = (replace(h, state="Silent", since_seconds=NOW - 50, rejects_operator=True) for h in seen.servers)
+    refusing = (replace(h, state="Unreachable", since_seconds=NOW - 50, rejects_operator=True) for h in seen.servers)
     made = decided(replace(seen, servers=tuple(refusing)))
     assert made.status.membership is not None
     assert made.status.membership.state == "Committed"
@@ -188,7 +188,7 @@ def test_a_holder_that_was_given_up_for_newer_steps_is_waited_for_once_the_other
     gone = next(e.instance.run_id for e in seen.status.assigned_servers if e.instance.node == "n0")
     seen = replace(seen, status=replace(seen.status, assigned_servers=rest, lost_servers=(gone,)))
     silent = tuple(
-        replace(h, state="Silent", since_seconds=NOW - 50, read_generation=None)
+        replace(h, state="Unreachable", since_seconds=NOW - 50, read_generation=None)
         if h.endpoint.instance.node == "n0"
         else h
         for h in seen.servers
@@ -209,7 +209,7 @@ def test_what_is_lost_holds_up_no_upgrade_of_the_memory_tier() -> None:
 
 
 def test_what_a_holder_that_is_away_may_have_is_not_lost_by_an_upgrade() -> None:
-    seen = with_holder(lost(ago=3600), "n0", state="Silent", since_seconds=NOW - 3600, read_generation=None)
+    seen = with_holder(lost(ago=3600), "n0", state="Unreachable", since_seconds=NOW - 3600, read_generation=None)
     seen = replace(seen, sessions=())
     status = decided(seen).status
     assert condition(status) is not None, "nobody knows of it that it lives"

@@ -474,8 +474,8 @@ def test_an_index_is_made_once_for_one_tuple_and_anew_for_another() -> None:
     seen = running(workers=3)
     once = facts.servers_by_id(seen.servers)
     assert facts.servers_by_id(seen.servers) is once
-    other = tuple(replace(h, state="Silent") for h in seen.servers)
-    assert {h.state for h in facts.servers_by_id(other).values()} == {"Silent"}
+    other = tuple(replace(h, state="Unreachable") for h in seen.servers)
+    assert {h.state for h in facts.servers_by_id(other).values()} == {"Unreachable"}
 
 
 def test_what_is_kept_is_bounded_and_told_by_its_arguments() -> None:

@@ -238,7 +238,7 @@ def silent(workers: int) -> JobSnapshot:
     """Every holder is silent, and agents are asked what they see of them."""
     seen = sealed(workers)
     return replace(
-        seen, servers=tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+        seen, servers=tuple(replace(h, state="Unreachable", since_seconds=seen.now_seconds) for h in seen.servers)
     )
 
 
