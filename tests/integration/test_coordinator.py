@@ -161,7 +161,7 @@ async def test_a_newer_line_of_a_worker_takes_the_place_of_the_older(standing: S
 async def test_whoever_does_not_belong_is_refused_by_name(standing: Standing) -> None:
     stand = await standing()
     async with refused(stand, hello(job="job-2")) as word:
-        assert "job-2 is not served here" in word.reason
+        assert "does not serve job job-2" in word.reason
         assert not word.retry
     async with refused(stand, hello(7)) as word:
         assert "worker 7" in word.reason
@@ -256,7 +256,7 @@ async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_no
         async with FakeAgent(stand.server.url, hello(1)) as other:
             for epoch in range(3, 500):
                 stand.stands(replace(STATUS, membership=replace(WORLD, generation=epoch)))
-                await other.heard(Assign, lambda a, epoch=epoch: a.epoch == epoch)  # type: ignore[misc]  # a default binds it
+                await other.heard(Assign, lambda a, epoch=epoch: a.generation == epoch)  # type: ignore[misc]  # a default binds it
                 if not stand.seen(0).connected:
                     break
             assert not stand.seen(0).connected
@@ -274,7 +274,7 @@ async def test_too_many_lines_are_turned_away(standing: Standing) -> None:
         await agent.heard(Welcome)
         async with refused(stand, hello(1)) as word:
             assert word.retry
-            assert "raise `lines`" in word.reason
+            assert "raise `max_agents`" in word.reason
 
 
 async def test_steps_alone_do_not_ask_for_a_plan_at_once(standing: Standing) -> None:

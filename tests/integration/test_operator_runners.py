@@ -144,7 +144,7 @@ async def test_a_job_that_a_watch_mistook_for_a_moment_keeps_its_agents(stand: S
     (second,) = stand.runners._runners.values()
     assert second is not first
     await stand.ended()
-    assert stand.agents._jobs == {"uid-a": second._channel}
+    assert stand.agents._channels == {"uid-a": second._channel}
 
 
 async def test_who_leaves_in_peace_takes_nothing_along(stand: Stand) -> None:

@@ -1,7 +1,8 @@
-"""Joins one job's sessions and connections, and sends what agents must know.
+"""Connects one job's sessions with its agents' connections, and sends each agent the messages that it lacks.
 
-Holds state, decides nothing: every change goes through `sessions`, `conversations` and `desired_messages`. Called by
-`surefoot_operator.coordinator.agent_server` with agents' messages and by `reconcile` with the stored state. Runs on one event loop.
+Keeps state and decides nothing: every change goes through the pure modules `sessions`, `conversations` and
+`desired_messages`. Called by `surefoot_operator.coordinator.agent_server` with agents' messages and by `reconcile` with
+the stored state. Runs on one event loop.
 """
 
 from __future__ import annotations
@@ -51,41 +52,43 @@ log = logging.getLogger(__name__)
 
 
 # ---- messages encoded once for all agents ----------------------------------------------------------------------------
-# Encodes messages that many agents receive alike once. Two thousand copies of a list of two thousand holders would take
-# seconds of the event loop, and more memory than the operator has.
+# Encodes a message once that many agents receive. Encoding a list of two thousand memory servers for each of two thousand
+# agents would block the event loop for seconds, and the texts would not fit in the operator's memory.
 
 MAX_TEXTS = 64
-"""Of the newest changes; agents that were told the same long ago are few."""
+"""Encoded differences that are cached, the newest."""
 
 LARGE_CHARACTERS = 16 * 1024
+"""Texts of this length and more are sent by few connections at once."""
 LARGE_AT_A_TIME = 32
-"""Large texts that are being written at a time: each stands in its connection's buffer once more."""
+"""Connections that may send a large text at once; each copies the text to its own buffer."""
 
 
-def between(told: SentServers, wanted: SentServers) -> str | None:
-    """Encodes the difference of two holder lists; None: they are equal."""
-    message = None if told is wanted else list_changes(told, wanted)
+def between(old_servers: SentServers, new_servers: SentServers) -> str | None:
+    """Encodes the difference of two lists of memory servers; None: they are equal."""
+    message = None if old_servers is new_servers else list_changes(old_servers, new_servers)
     return None if message is None else encode(message)
 
 
 class EncodedListCache:
-    """Caches one server's encoded holder lists by the lists' identity.
+    """Caches encoded differences of lists of memory servers, by the identity of the two lists.
 
-    Equal lists are made one object where the desired state is taken.
+    `AgentChannel.apply_desired_state` makes equal lists the same object.
     """
 
     def __init__(self) -> None:
         self._texts: OrderedDict[tuple[int, int], tuple[SentServers, SentServers, str | None]] = OrderedDict()
         self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
 
-    def between(self, told: SentServers, wanted: SentServers) -> str | None:
-        """Encodes the difference once for all lines; None: they are equal."""
-        if told is wanted:
+    def between(self, old_servers: SentServers, new_servers: SentServers) -> str | None:
+        """Encodes the difference of two lists, once for all connections; None: they are equal."""
+        if old_servers is new_servers:
             return None
-        key = (id(told), id(wanted))
+        key = (id(old_servers), id(new_servers))
         if key not in self._texts:
-            text = between(told, wanted)
-            self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
+            text = between(old_servers, new_servers)
+            # the entry refers to both lists, so no other list can get their identities while it is cached
+            self._texts[key] = (old_servers, new_servers, text)
             if len(self._texts) > MAX_TEXTS:
                 self._texts.popitem(last=False)
         return self._texts[key][2]
@@ -93,15 +96,15 @@ class EncodedListCache:
 
 # ---- one connection --------------------------------------------------------------------------------------------------
 # Sends messages to one agent through a bounded queue. Sending never blocks the caller: an agent that does not read its
-# messages is disconnected, and receives everything again when it returns. Owned by
-# `surefoot_operator.coordinator.agent_server`, which runs `pump` and calls `cut`.
+# messages is disconnected, and receives everything again when it reconnects. Owned by
+# `surefoot_operator.coordinator.agent_server`, which runs `run_sender` and calls `disconnect_now`.
 
 LARGE_SECONDS = 1.0
-"""How long an agent that takes a large text keeps its turn."""
+"""Time after which a slow connection lets another one send its large text too."""
 
 
 class AgentConnection:
-    """One agent's connection, accepted or about to be refused."""
+    """The WebSocket of one agent, from its opening to its end, whether its hello is accepted or not."""
 
     def __init__(
         self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int, shared: EncodedListCache
@@ -109,56 +112,59 @@ class AgentConnection:
         self._websocket = websocket
         self._shared = shared
         self._servers: SentServers = ()
-        """Those that the line was told of, where they are not part of other messages."""
-        self._all_listed = False
-        """Whether those are all, and the text of what changes is the same for others."""
+        """The memory servers in the last list that was sent on this connection."""
+        self._is_complete_list = False
+        """Whether that list has all servers; then the encoded difference can be shared with other connections."""
         self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._sent: Delivered = {}
         self.worker: WorkerId | None = None
         self.host: str | None = None
-        """By which name it called this server."""
+        """Host name in the URL that the agent connected to; None: the request had none."""
         self.shard: int | None = None
-        """That its job is in; None: it has not said hello."""
+        """The shard of its job; None: it has not sent a hello yet."""
         if self.transport is not None:
-            raw = self.transport.get_extra_info("socket")
-            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # without this, Nagle's algorithm delays small messages such as StopTrainers
+            raw_socket = self.transport.get_extra_info("socket")
+            if raw_socket is not None and raw_socket.family in (socket.AF_INET, socket.AF_INET6):
+                raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
     def is_sent_all_servers(self) -> bool:
-        """Whether it is told of every holder, needed or not."""
+        """Whether the agent was sent all memory servers, not only those that its worker needs."""
         return was_sent_all_servers(self._sent)
 
-    def send_missing(self, wanted: Iterable[ToAgent]) -> None:
-        """Queues those of these messages that the agent lacks."""
-        messages, self._sent = outbox_diff(self._sent, wanted)
+    def send_missing(self, desired: Iterable[ToAgent]) -> None:
+        """Queues those of the messages that the agent was not sent yet."""
+        messages, self._sent = outbox_diff(self._sent, desired)
         for message in messages:
             self.send(message)
 
     def send(self, message: ToAgent) -> None:
-        """Queues one message; a full queue cuts the connection."""
+        """Queues one message; if the queue is full, disconnects."""
         if isinstance(message, Assign | MemoryServers):
-            self._list_servers(message)
+            self._send_server_changes(message)
             message = replace(message, servers=())
-        self._put(encode(message))
+        self._queue_text(encode(message))
 
-    def _list_servers(self, message: Assign | MemoryServers) -> None:
-        """Tells of the message's holders ahead of it, by what changes."""
-        for before, after in known_transitions(self._servers, self._all_listed, message):
-            shared = not message.is_partial and after is message.servers
-            text = (self._shared.between if shared else between)(before, after)
+    def _send_server_changes(self, message: Assign | MemoryServers) -> None:
+        """Queues the difference between the message's memory servers and those already sent."""
+        for old_servers, new_servers in known_transitions(self._servers, self._is_complete_list, message):
+            is_shareable = not message.is_partial and new_servers is message.servers
+            text = (self._shared.between if is_shareable else between)(old_servers, new_servers)
             if text is not None:
-                self._put(text)
-        self._servers, self._all_listed = message.servers, not message.is_partial
+                self._queue_text(text)
+        self._servers, self._is_complete_list = message.servers, not message.is_partial
 
-    def _put(self, text: str) -> None:
+    def _queue_text(self, text: str) -> None:
         try:
             self._queue.put_nowait(text)
         except asyncio.QueueFull:
             metrics.agents_disconnected_slow.inc()
             log.warning(
-                "%s does not read its messages (%d queued): closing its connection", self.worker, self._queue.maxsize
+                "disconnecting the agent of %s, which does not read its messages (%d are queued); it will reconnect",
+                self.worker,
+                self._queue.maxsize,
             )
             self.disconnect_now()
 
@@ -166,29 +172,32 @@ class AgentConnection:
         """Sends queued messages until cancelled or disconnected."""
         try:
             while True:
-                await self._write(await self._queue.get())
+                await self._write_text(await self._queue.get())
         except (ConnectionError, RuntimeError):
-            self.disconnect_now()  # the receiving side sees the end of the line and reports it
+            self.disconnect_now()  # the receiving side then notices the closed connection and records it
 
-    async def _write(self, text: str) -> None:
-        """Large texts a few at a time; an agent that takes long for one keeps others waiting for a moment only."""
+    async def _write_text(self, text: str) -> None:
+        """Writes a text to the WebSocket; limits how many connections write large ones at once.
+
+        A connection that needs long for a large text lets another one start after `LARGE_TEXT_TURN_SECONDS`.
+        """
         if len(text) < LARGE_CHARACTERS:
             await self._websocket.send_str(text)
             return
         async with self._shared.large:
-            writing = asyncio.create_task(self._websocket.send_str(text))
+            write_task = asyncio.create_task(self._websocket.send_str(text))
             try:
-                await asyncio.wait([writing], timeout=LARGE_SECONDS)
+                await asyncio.wait([write_task], timeout=LARGE_SECONDS)
             except asyncio.CancelledError:
-                writing.cancel()
+                write_task.cancel()
                 raise
         try:
-            await writing
+            await write_task
         finally:
-            writing.cancel()
+            write_task.cancel()
 
     async def close_with(self, message: ToAgent, wait_seconds: float) -> None:
-        """Sends a last message and closes; cuts after `wait_seconds`."""
+        """Sends a last message and closes the WebSocket; breaks the connection after `wait_seconds`."""
         try:
             async with asyncio.timeout(wait_seconds):
                 await self._websocket.send_str(encode(message))
@@ -197,7 +206,7 @@ class AgentConnection:
             self.disconnect_now()
 
     async def close(self, wait_seconds: float) -> None:
-        """Closes the WebSocket within `wait_seconds`, else cuts it."""
+        """Closes the WebSocket; breaks the connection after `wait_seconds`."""
         try:
             async with asyncio.timeout(wait_seconds):
                 await self._websocket.close(code=1001, message=b"the coordinator is shutting down")
@@ -205,7 +214,7 @@ class AgentConnection:
             self.disconnect_now()
 
     def disconnect_now(self) -> None:
-        """Breaks the connection now, whatever is still queued."""
+        """Breaks the connection at once and discards the queued messages."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -213,14 +222,14 @@ class AgentConnection:
 # ---- agent channel ---------------------------------------------------------------------------------------------------
 
 SEND_BATCH_SECONDS = 64
-"""Agents that are told in one turn of the loop: some milliseconds."""
+"""Agents that are sent messages in one turn of the event loop; takes some milliseconds."""
 
 Changed = Callable[[bool], None]
-"""Called after each change; True if a plan should be made at once, False if it may wait for the next progress write."""
+"""Called after each change. True: plan at once. False: the plan may wait for the next progress write."""
 
 
 class AgentChannel:
-    """Everything between the operator and the agents of one job."""
+    """Exchanges messages with all agents of one job, and keeps their sessions."""
 
     def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: Changed) -> None:
         self._sessions: Sessions = transitions.new_sessions(job, clock())
@@ -230,20 +239,21 @@ class AgentChannel:
         self._clock = clock
         self._changed = changed
         self._expected_workers: frozenset[WorkerId] | None = None
-        self._rule: DesiredState | None = None
+        self._desired: DesiredState | None = None
         self._connections: dict[WorkerId, AgentConnection] = {}
-        self._due: dict[WorkerId, None] = {}
-        """Who is still to be told, in order."""
+        self._workers_to_serve: dict[WorkerId, None] = {}
+        """Workers whose agents may lack messages, in the order in which they are served."""
 
     @property
     def sessions(self) -> Sessions:
-        """The sessions now, which heartbeats change in place; copies: `taken`."""
+        """The current sessions. Heartbeats change `by_worker` in place; `take_snapshot` returns a copy."""
         return self._sessions
 
     @sessions.setter
     def sessions(self, sessions: Sessions) -> None:
         if sessions.by_worker is not self._by_worker:
-            # a copy for each heartbeat of thousands would cost the square of their number; other words are few
+            # copying for each heartbeat of thousands of agents would cost the square of their number; other messages
+            # are rare
             self._by_worker = dict(sessions.by_worker)
             sessions = replace(sessions, by_worker=self._by_worker)
         self._sessions = sessions
@@ -251,93 +261,101 @@ class AgentChannel:
     # -- from the reconciler
 
     def set_expected_workers(self, workers: Iterable[WorkerId]) -> None:
-        """Sets the workers that may connect, those just created included."""
+        """Sets the workers whose agents may connect, including those just created."""
         self._expected_workers = frozenset(workers)
         self.sessions = transitions.drop_gone_workers(self.sessions, self._expected_workers)
 
     def bound(self, ranks: int) -> None:
-        """Bounds what is kept of agents' listings, by how many ranks the job may run."""
-        orders = self.sessions.orders
-        if orders.max_records != max_records(ranks):
-            self.sessions = replace(self.sessions, orders=replace(orders, max_records=max_records(ranks)))
+        """Limits the size of listings by the number of ranks that the job may run."""
+        requests = self.sessions.orders
+        if requests.max_records != max_records(ranks):
+            self.sessions = replace(self.sessions, orders=replace(requests, max_records=max_records(ranks)))
 
-    def apply_state(self, rule: DesiredState) -> None:
-        """Takes the state now stored and sends agents what follows from it."""
-        before, old = self.sessions, self._rule
-        if old is not None and rule.servers == old.servers:
-            rule = replace(rule, servers=old.servers)  # the same value for all time: what is made of it is made once
-        self._rule = rule
-        self.sessions = transitions.apply_membership(before, rule.status.membership)
-        everybody = old is None or rule.sent_parts != old.sent_parts
-        self._send_updates(None if everybody else concerned(before, self.sessions))
+    def apply_state(self, desired: DesiredState) -> None:
+        """Takes over the stored state and sends agents the messages that follow from it."""
+        old_sessions, old_desired = self.sessions, self._desired
+        if old_desired is not None and desired.servers == old_desired.servers:
+            # equal lists must be the same object, or EncodedListCache does not find them
+            desired = replace(desired, servers=old_desired.servers)
+        self._desired = desired
+        self.sessions = transitions.apply_membership(old_sessions, desired.status.membership)
+        affects_all = old_desired is None or desired.sent_parts != old_desired.sent_parts
+        self._send_updates(None if affects_all else concerned(old_sessions, self.sessions))
 
     def apply_transition(self, transition: Callable[[Sessions], Sessions]) -> None:
-        """Applies a pure transition and sends agents what follows from it."""
-        before, self.sessions = self.sessions, transition(self.sessions)
-        self._send_updates(concerned(before, self.sessions))
+        """Applies a pure transition of the sessions and sends agents the messages that follow from it."""
+        old_sessions, self.sessions = self.sessions, transition(self.sessions)
+        self._send_updates(concerned(old_sessions, self.sessions))
 
     def take_snapshot(self) -> tuple[Sessions, float]:
-        """Copies the sessions and the time; empties notices and failures."""
-        whole = self.sessions
-        self.sessions = replace(whole, notices=(), orders=replace(whole.orders, failures=()))
-        return replace(whole, by_worker=dict(whole.by_worker)), self._clock()
+        """Returns a copy of the sessions and the time; removes the notices and failures that it returns."""
+        snapshot = self.sessions
+        self.sessions = replace(snapshot, notices=(), orders=replace(snapshot.orders, failures=()))
+        return replace(snapshot, by_worker=dict(snapshot.by_worker)), self._clock()
 
     # -- from the server
 
     def rejection(self, hello: Hello) -> HelloRejected | None:
+        """Returns why this hello must be rejected; None: it is accepted."""
         return transitions.rejection(self.sessions, hello, self._expected_workers)
 
     def record_retry_later(self) -> None:
-        """Records that an agent of this job was asked to come again."""
+        """Records that a hello of this job was rejected with "retry"."""
         self.sessions = transitions.record_retry_later(self.sessions, self._clock())
 
-    def join(self, hello: Hello, line: AgentConnection) -> None:
-        """Accepts a hello; its connection replaces the worker's older one."""
+    def join(self, hello: Hello, connection: AgentConnection) -> None:
+        """Accepts a hello and sends the agent its messages; disconnects the worker's older connection."""
         worker = WorkerId(hello.index, hello.attempt)
-        older = self._connections.pop(worker, None)
-        if older is not None:
-            older.disconnect_now()
-        line.worker = worker
-        self._connections[worker] = line
-        before = self.sessions
-        self.sessions = transitions.apply_hello(before, hello, self._clock())
-        line.send(Welcome(self.term, self._heartbeat_seconds))
-        self._send_updates(concerned(before, self.sessions), worker)
+        old_connection = self._connections.pop(worker, None)
+        if old_connection is not None:
+            old_connection.disconnect_now()
+        connection.worker = worker
+        self._connections[worker] = connection
+        old_sessions = self.sessions
+        self.sessions = transitions.apply_hello(old_sessions, hello, self._clock())
+        connection.send(Welcome(self.term, self._heartbeat_seconds))
+        self._send_updates(concerned(old_sessions, self.sessions), worker)
         self._changed(not transitions.is_adopted(self.sessions, worker))
 
-    def handle_message(self, line: AgentConnection, message: FromAgent) -> None:
-        """Applies one message; those of a replaced connection are ignored."""
-        worker = line.worker
-        if worker is None or self._connections.get(worker) is not line:
+    def handle_message(self, connection: AgentConnection, message: FromAgent) -> None:
+        """Applies one message and reports the change; ignores a message of a replaced connection."""
+        worker = connection.worker
+        if worker is None or self._connections.get(worker) is not connection:
             return
-        before, claimed = (
+        old_sessions, is_claimed = (
             self.sessions,
             self.sessions.membership is not None and self.sessions.membership.state == "Claimed",
         )
-        old = before.by_worker[worker]
-        if isinstance(message, Heartbeat | TrainersStopped):  # what all agents say, and says nothing to any other
+        old_session = old_sessions.by_worker[worker]
+        # frequent messages that change no other agent's messages: updated in place, without comparing sessions
+        if isinstance(message, Heartbeat | TrainersStopped):
             now = self._clock()
             if isinstance(message, Heartbeat):
-                new = transitions.apply_heartbeat(before.membership, old, message, now)
+                new_session = transitions.apply_heartbeat(old_sessions.membership, old_session, message, now)
             else:
-                new = transitions.apply_stopped(old, message.generation, now)
-            self._by_worker[worker] = new
-            self._changed(_may_change_plan(old.observed, new.observed, claimed))
+                new_session = transitions.apply_stopped(old_session, message.generation, now)
+            self._by_worker[worker] = new_session
+            self._changed(_may_change_plan(old_session.observed, new_session.observed, is_claimed))
             return
-        self.sessions = transitions.apply_message(before, worker, message, self._clock())
-        self._send_updates(concerned(before, self.sessions), worker)
-        spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
-        self._changed(spoke or _may_change_plan(old.observed, self.sessions.by_worker[worker].observed, claimed))
+        self.sessions = transitions.apply_message(old_sessions, worker, message, self._clock())
+        self._send_updates(concerned(old_sessions, self.sessions), worker)
+        has_reply_or_notice = (
+            self.sessions.orders is not old_sessions.orders or self.sessions.notices is not old_sessions.notices
+        )
+        self._changed(
+            has_reply_or_notice
+            or _may_change_plan(old_session.observed, self.sessions.by_worker[worker].observed, is_claimed)
+        )
 
-    def awaits_answer(self, line: AgentConnection) -> bool:
-        """Whether this line's agent was asked what a tier has, and may send a large answer."""
-        outstanding = self.sessions.orders.pending.values()
-        return any(o.worker == line.worker and isinstance(o.message, ListPersistent) for o in outstanding)
+    def awaits_answer(self, connection: AgentConnection) -> bool:
+        """Whether this connection's agent was asked for a listing, so that it may send a large reply."""
+        requests = self.sessions.orders.pending.values()
+        return any(o.worker == connection.worker and isinstance(o.message, ListPersistent) for o in requests)
 
-    def connection_ended(self, line: AgentConnection) -> None:
-        """Records that a connection ended."""
-        worker = line.worker
-        if worker is not None and self._connections.get(worker) is line:
+    def connection_ended(self, connection: AgentConnection) -> None:
+        """Records that a connection ended, unless a newer one has replaced it."""
+        worker = connection.worker
+        if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
             self.sessions = transitions.connection_broken(self.sessions, worker, self._clock())
             self._changed(True)
@@ -347,53 +365,70 @@ class AgentChannel:
         return tuple(self._connections.values())
 
     def _send_updates(self, workers: Iterable[WorkerId] | None, first: WorkerId | None = None) -> None:
-        """Says to these (None: to all), and to `first`, what they must know by now; to many in turns.
+        """Sends workers the messages that they lack, many of them in batches.
 
-        A word to two thousand agents takes longer than a lease's renewal may wait.
+        Sending to two thousand agents at once would block the event loop for longer than a lease renewal may wait.
+
+        Args:
+            workers: The workers; None: all that are connected.
+            first: A worker that is served at once; None: none.
         """
         if first is not None:
             self._send_to(first)
-        due = self._connections if workers is None else [w for w in workers if w in self._connections and w != first]
-        if len(due) <= SEND_BATCH_SECONDS and not self._due:
-            for worker in tuple(due):
+        workers_to_serve = (
+            self._connections if workers is None else [w for w in workers if w in self._connections and w != first]
+        )
+        if len(workers_to_serve) <= SEND_BATCH_SECONDS and not self._workers_to_serve:
+            for worker in tuple(workers_to_serve):
                 self._send_to(worker)
             return
-        if not self._due:
+        if not self._workers_to_serve:
             asyncio.get_running_loop().call_soon(self._send_next_batch)
-        self._due.update(dict.fromkeys(due))
+        self._workers_to_serve.update(dict.fromkeys(workers_to_serve))
 
     def _send_next_batch(self) -> None:
-        """Tells a few of those that wait, as things stand by now, and lets others on the loop."""
+        """Sends one batch of workers the messages that follow from the newest state, then yields to the event loop."""
         try:
-            for worker in tuple(islice(self._due, SEND_BATCH_SECONDS)):
-                del self._due[worker]
+            for worker in tuple(islice(self._workers_to_serve, SEND_BATCH_SECONDS)):
+                del self._workers_to_serve[worker]
                 self._send_to(worker)
         finally:
-            if self._due:
+            if self._workers_to_serve:
                 asyncio.get_running_loop().call_soon(self._send_next_batch)
 
     def _send_to(self, worker: WorkerId) -> None:
-        line = self._connections.get(worker)
-        if line is not None and self._rule is not None:
-            line.send_missing(desired_messages(self._rule, self.sessions, worker, line.is_sent_all_servers))
+        connection = self._connections.get(worker)
+        if connection is not None and self._desired is not None:
+            connection.send_missing(
+                desired_messages(self._desired, self.sessions, worker, connection.is_sent_all_servers)
+            )
 
 
-_CALM = {"last_message_seconds", "progress", "timings", "step_at_seconds"}
-_SAVES = {"pending", "saved", "copies"}
-_URGENT = attrgetter(*(f.name for f in fields(ObservedSession) if f.name not in _CALM | _SAVES))
-_OF_SAVES = attrgetter(*sorted(_SAVES))
-_OF_PROGRESS = attrgetter(
+# Fields of a session that may change without a plan at once: _PROGRESS_FIELDS always, _SAVE_FIELDS only while no
+# generation is claimed and waits for saves.
+_PROGRESS_FIELDS = {"last_message_seconds", "progress", "timings", "step_at_seconds"}
+_SAVE_FIELDS = {"pending", "saved", "copies"}
+_urgent_fields_of = attrgetter(
+    *(f.name for f in fields(ObservedSession) if f.name not in _PROGRESS_FIELDS | _SAVE_FIELDS)
+)
+_save_fields_of = attrgetter(*sorted(_SAVE_FIELDS))
+_urgent_progress_of = attrgetter(
     "restored", "restored_from", "save_bytes", "no_staging_reason", "exited_ranks", "loss_is_finite"
 )
 
 
-def _may_change_plan(old: ObservedSession, new: ObservedSession, claimed: bool) -> bool:
-    """Whether a plan could differ: steps and saves alone only move progress, unless a claim waits for the saves.
+def _may_change_plan(old: ObservedSession, new: ObservedSession, is_claimed: bool) -> bool:
+    """Whether a plan should be made at once, because its decision could change.
 
-    What of saves never comes grows with every step, and whoever drops by it may wait as long as the step's own report.
+    New steps and saves only change the reported progress, except while a claimed generation waits for saves.
+    `Progress.closed_steps` grows with every step, and the deletions that it allows may wait for the next plan.
     """
-    if _URGENT(old) != _URGENT(new) or (claimed and _OF_SAVES(old) != _OF_SAVES(new)):
+    if _urgent_fields_of(old) != _urgent_fields_of(new) or (
+        is_claimed and _save_fields_of(old) != _save_fields_of(new)
+    ):
         return True
-    if (old.step_at_seconds is None) != (new.step_at_seconds is None):  # the epoch's first step
+    if (old.step_at_seconds is None) != (new.step_at_seconds is None):  # the generation's first step
         return True
-    return old.progress is not new.progress and bool(_OF_PROGRESS(old.progress) != _OF_PROGRESS(new.progress))
+    return old.progress is not new.progress and bool(
+        _urgent_progress_of(old.progress) != _urgent_progress_of(new.progress)
+    )

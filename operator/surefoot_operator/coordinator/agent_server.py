@@ -1,7 +1,8 @@
-"""Serves one WebSocket for each agent.
+"""Serves one WebSocket for each agent of all jobs of this operator.
 
-Touches the network; `agent_channel` and the pure modules below it interpret messages. Built by `controller`. One server
-carries all jobs of an operator; while that operator does not lead, agents are told to try again.
+Handles the network, the limits and the authentication; `agent_channel` and the pure modules below it interpret the
+messages. Built by `controller`. While this operator does not lead a job's shard, the job's agents are rejected with
+"retry" or with the address of the operator that does.
 """
 
 from __future__ import annotations
@@ -42,228 +43,241 @@ log = logging.getLogger(__name__)
 
 
 # ---- connection limits -----------------------------------------------------------------------------------------------
-# Limits connections that have not authenticated yet. Whoever reaches the agents' port can connect to it. Without this,
-# one pod with thousands of silent connections shuts all agents out, and one hello of many megabytes costs the operator
-# ten times as much memory. AgentServer uses it and reports who was admitted; behind it aiohttp's protocol is unchanged.
+# Limits connections that have not authenticated yet. Any pod that reaches the agents' port can connect to it. Without
+# these limits, one pod with thousands of silent connections would lock all agents out, and one hello of many megabytes
+# would cost the operator ten times as much memory. AgentServer reports which connections were admitted; the limiter
+# passes the data of the others on to aiohttp's unchanged protocol.
 
-_HEAD_BYTES = 16 * 1024
-"""Of the HTTP request that opens the WebSocket, beside the hello."""
+_MAX_HEAD_BYTES = 16 * 1024
+"""Size limit of the HTTP request that opens the WebSocket; the hello has a limit of its own."""
 
 
 class ConnectionLimiter:
-    """Counts unauthenticated connections and refuses those beyond the limits."""
+    """Counts unauthenticated connections and rejects those beyond the limits."""
 
-    def __init__(self, settings: CoordinatorSettings, behind: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, settings: CoordinatorSettings, create_inner: Callable[[], asyncio.Protocol]) -> None:
         self.settings = settings
-        self._behind = behind
+        self._create_inner = create_inner
         self._unauthenticated: dict[asyncio.BaseTransport, LimitedConnection] = {}
-        """In the order in which they came."""
-        self._of_peer: Counter[str] = Counter()
-        self._shut = False
+        """The unauthenticated connections by their transport, oldest first."""
+        self._count_by_peer: Counter[str] = Counter()
+        """Number of unauthenticated connections of each peer address."""
+        self._rejection_logged = False
+        """Whether a rejection was logged already; later ones are only counted."""
 
     def create_protocol(self) -> asyncio.Protocol:
         """Creates the protocol of a new connection."""
-        return LimitedConnection(self, self._behind())
+        return LimitedConnection(self, self._create_inner())
 
     def admit(self, transport: asyncio.BaseTransport | None) -> None:
-        """Lifts the limits from a connection whose hello was accepted."""
-        door = self._unauthenticated.get(transport) if transport is not None else None
-        if door is not None:
-            door.admitted = True
-            self.connection_closed(door)
+        """Removes the limits from a connection whose hello was accepted."""
+        connection = self._unauthenticated.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.admitted = True
+            self.connection_closed(connection)
 
-    def connection_opened(self, door: LimitedConnection) -> bool:
+    def connection_opened(self, connection: LimitedConnection) -> bool:
         """Decides whether a new connection may stay."""
-        if self._of_peer[door.peer] >= self.settings.max_unauthenticated_per_address:
-            return self._turned_away(door.peer)
+        if self._count_by_peer[connection.peer] >= self.settings.max_unauthenticated_per_address:
+            return self._reject_connection(connection.peer)
         if len(self._unauthenticated) >= self.settings.max_unauthenticated:
-            # whoever holds most loses its oldest: an agent has one, and is never that one while others flood
-            most = self._of_peer.most_common(1)[0][0]
-            if self._of_peer[most] <= self._of_peer[door.peer]:
-                return self._turned_away(door.peer)
-            oldest = next(d for d in self._unauthenticated.values() if d.peer == most)
-            self._turned_away(most)
+            # the address with most connections loses its oldest: an agent has one, so a flood never displaces it
+            busiest_peer = self._count_by_peer.most_common(1)[0][0]
+            if self._count_by_peer[busiest_peer] <= self._count_by_peer[connection.peer]:
+                return self._reject_connection(connection.peer)
+            oldest = next(d for d in self._unauthenticated.values() if d.peer == busiest_peer)
+            self._reject_connection(busiest_peer)
             oldest.cut()
             self.connection_closed(oldest)
-        assert door.transport is not None, "it was just made"
-        self._unauthenticated[door.transport] = door
-        self._of_peer[door.peer] += 1
+        assert connection.transport is not None, "it was just made"
+        self._unauthenticated[connection.transport] = connection
+        self._count_by_peer[connection.peer] += 1
         return True
 
-    def connection_closed(self, door: LimitedConnection) -> None:
+    def connection_closed(self, connection: LimitedConnection) -> None:
         """Stops counting a connection that ended or was admitted."""
-        if door.transport is not None and self._unauthenticated.pop(door.transport, None) is not None:
-            self._of_peer[door.peer] -= 1
-            if not self._of_peer[door.peer]:
-                del self._of_peer[door.peer]
+        if connection.transport is not None and self._unauthenticated.pop(connection.transport, None) is not None:
+            self._count_by_peer[connection.peer] -= 1
+            if not self._count_by_peer[connection.peer]:
+                del self._count_by_peer[connection.peer]
 
-    def _turned_away(self, peer: str) -> bool:
+    def _reject_connection(self, peer: str) -> bool:
         metrics.agent_connections_rejected.labels("too-many-connections").inc()
-        if not self._shut:
-            self._shut = True  # a flood must not become a flood of lines
-            log.warning("%s opened too many unauthenticated connections: refusing more", peer)
+        if not self._rejection_logged:
+            self._rejection_logged = True  # a flood of connections must not become a flood of log lines
+            log.warning(
+                "rejecting connections from %s, which has too many that sent no valid hello; further rejections are only "
+                "counted in the metric of rejected connections",
+                peer,
+            )
         return False
 
 
 class LimitedConnection(asyncio.Protocol):
-    """Passes one connection's data on until it exceeds a limit."""
+    """Passes one connection's data on to the wrapped protocol until it exceeds a limit."""
 
-    def __init__(self, gate: ConnectionLimiter, behind: asyncio.Protocol) -> None:
-        self._gate, self._behind = gate, behind
-        self._left_bytes = gate.settings.hello_bytes + _HEAD_BYTES
-        self._late: asyncio.TimerHandle | None = None
-        self._passed = False
+    def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol) -> None:
+        self._limiter, self._inner = limiter, inner
+        self._allowed_bytes = limiter.settings.hello_bytes + _MAX_HEAD_BYTES
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self._is_passed_on = False
         self.admitted = False
         self.transport: asyncio.Transport | None = None
         self.peer = ""
 
     def cut(self) -> None:
+        """Breaks the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport), "a stream's"
         self.transport = transport
-        name = transport.get_extra_info("peername")
-        self.peer = str(name[0]) if isinstance(name, tuple) and name else ""
-        if not self._gate.connection_opened(self):
+        peer_name = transport.get_extra_info("peername")
+        self.peer = str(peer_name[0]) if isinstance(peer_name, tuple) and peer_name else ""
+        if not self._limiter.connection_opened(self):
             self.cut()
             return
-        self._passed = True
-        # the server itself says a word when a hello is late; a connection that does not even open a WebSocket ends here
-        self._late = asyncio.get_running_loop().call_later(
-            2 * self._gate.settings.hello_timeout_seconds, self._too_late
+        self._is_passed_on = True
+        # AgentServer answers a late hello itself; this timer ends connections that do not even open a WebSocket
+        self._hello_timer = asyncio.get_running_loop().call_later(
+            2 * self._limiter.settings.hello_timeout_seconds, self._on_hello_timeout
         )
-        self._behind.connection_made(transport)
+        self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._passed:
+        if not self._is_passed_on:
             return
         if not self.admitted:
-            self._left_bytes -= len(data)
-            if self._left_bytes < 0:
+            self._allowed_bytes -= len(data)
+            if self._allowed_bytes < 0:
                 metrics.agent_connections_rejected.labels("message-too-large").inc()
                 self.cut()
                 return
-        self._behind.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._behind.eof_received() if self._passed else None
+        return self._inner.eof_received() if self._is_passed_on else None
 
     def pause_writing(self) -> None:
-        if self._passed:
-            self._behind.pause_writing()
+        if self._is_passed_on:
+            self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._passed:
-            self._behind.resume_writing()
+        if self._is_passed_on:
+            self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.connection_closed(self)
-        if self._late is not None:
-            self._late.cancel()
-        if self._passed:
-            self._behind.connection_lost(exc)
+        self._limiter.connection_closed(self)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        if self._is_passed_on:
+            self._inner.connection_lost(exc)
 
-    def _too_late(self) -> None:
+    def _on_hello_timeout(self) -> None:
         if not self.admitted:
             metrics.agent_connections_rejected.labels("timeout").inc()
             self.cut()
 
 
 # ---- message sizes ---------------------------------------------------------------------------------------------------
-# Limits the size of each agent message by its kind. Pure; called before a message is parsed. An agent runs beside a
-# user's program, and one operator serves all jobs: one job's messages must not exhaust the others' memory. Only what
-# was read of a tier has a reason to be large.
+# Limits the size of each agent message by its kind, before it is parsed. Pure. An agent shares its pod with a user's
+# program, and one operator serves all jobs: one job's messages must not use up the memory for the others. Only a page of
+# a listing has a reason to be large.
 
 USUAL_CHARACTERS = 64 * 1024
-_LARGER = {
+"""Size limit of messages that are not in `_CHARACTER_LIMITS`."""
+_CHARACTER_LIMITS = {
     PersistentPage.__name__: bounds.MAX_PAGE_CHARACTERS,
     Heartbeat.__name__: 1024 * 1024,
     TrainerFailure.__name__: 1024 * 1024,
     UnreadableSave.__name__: 1024 * 1024,
 }
 _TYPE = re.compile(r'\{"v":\d{1,9},"type":"(\w{1,40})"')
-"""How every agent of ours begins. What begins otherwise may be right, and is small."""
+"""The beginning of every large message that an agent sends. A message that begins otherwise has the usual limit."""
 
-_HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
+# the fields of a hello are used as keys, stored, and quoted in messages
+_MAX_HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
 _MAX_NUMBER = 2**53
 
 
 def check_size(text: str, is_asked: bool = True) -> None:
-    """Raises ProtocolError if a message is too large for its kind, before it is read.
+    """Raises ProtocolError if a message is too large for its kind.
 
-    `is_asked`: whether its agent was asked what a tier has; else no answer of it is large.
+    Args:
+        text: The message before it is parsed.
+        is_asked: Whether a listing was requested from its agent; otherwise a large page is an error.
     """
     if len(text) <= USUAL_CHARACTERS:
         return
-    found = _TYPE.match(text)
-    name = found[1] if found is not None else "unknown"
-    limit = _LARGER.get(name, USUAL_CHARACTERS)
+    match = _TYPE.match(text)
+    kind = match[1] if match is not None else "unknown"
+    limit = _CHARACTER_LIMITS.get(kind, USUAL_CHARACTERS)
     if len(text) > limit:
-        raise ProtocolError(f"a message ({name}) of {len(text)} characters, more than any valid one has")
-    if name == PersistentPage.__name__ and not is_asked:
-        raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
-    # short texts take many times their length in memory; a quote that begins one has no backslash before it
-    texts = (text.count('"') - text.count('\\"')) // 2
-    if texts > bounds.MAX_PAGE_TEXTS:
-        raise ProtocolError(f"a message ({name}) of {texts} texts, more than any valid one has")
+        raise ProtocolError(f"a message ({kind}) has {len(text)} characters, more than any valid one ({limit})")
+    if kind == PersistentPage.__name__ and not is_asked:
+        raise ProtocolError(f"a message ({kind}) of {len(text)} characters was sent without a request")
+    # parsed, short strings take many times their length; a quote that begins or ends one has no backslash before it
+    string_count = (text.count('"') - text.count('\\"')) // 2
+    if string_count > bounds.MAX_PAGE_TEXTS:
+        raise ProtocolError(
+            f"a message ({kind}) has {string_count} strings, more than any valid one ({bounds.MAX_PAGE_TEXTS})"
+        )
 
 
 def check_hello(hello: Hello) -> None:
-    """Raises ProtocolError if a hello's field is out of bounds.
-
-    Its fields are used as keys, stored, and quoted in messages.
-    """
-    for name, most in _HELLO_CHARACTERS.items():
+    """Raises ProtocolError if a field of a hello is too long or out of range."""
+    for name, max_characters in _MAX_HELLO_CHARACTERS.items():
         text = getattr(hello, name)
-        if text is not None and len(text) > most:
-            raise ProtocolError(f"Hello.{name} has {len(text)} characters, more than {most}")
+        if text is not None and len(text) > max_characters:
+            raise ProtocolError(f"Hello.{name} has {len(text)} characters; at most {max_characters} are allowed")
     for name in ("index", "attempt", "generation", "stopped"):
         number = getattr(hello, name)
         if not 0 <= number <= _MAX_NUMBER:
-            raise ProtocolError(f"Hello.{name} is {short_repr(number)}, which is out of range")
+            raise ProtocolError(f"Hello.{name} is {short_repr(number)}; it must be between 0 and {_MAX_NUMBER}")
 
 
 # ---- TLS -------------------------------------------------------------------------------------------------------------
-# Makes TLS connections of an event loop take less memory. Called before the server listens. asyncio gives each TLS
-# connection a buffer of 256 KiB for what comes in, for as long as it lives: half a gigabyte at two thousand agents,
-# whose heartbeats are some hundred bytes.
+# Reduces the memory of TLS connections. asyncio gives each one a receive buffer of 256 KiB for its whole life: half a
+# gigabyte for two thousand agents, whose heartbeats have a few hundred bytes.
 
 BUFFER_BYTES = 32 * 1024
-"""Two records of TLS. More that comes at once is read in turns."""
+"""Receive buffer of one TLS connection: two TLS records. Longer messages are read in several turns."""
 
 
 def lessen_buffers() -> None:
-    """Sets the buffer of each TLS connection opened from now on."""
+    """Sets the receive buffer of all TLS connections that asyncio opens from now on to `TLS_BUFFER_BYTES`."""
     sslproto.SSLProtocol.max_size = BUFFER_BYTES
 
 
-# ---- referrals -------------------------------------------------------------------------------------------------------
-# Says where agents of a job are to go. Made by the composition root. Without it an agent whose job is led by another
-# replica asks the same one for ever.
+# ---- redirects -------------------------------------------------------------------------------------------------------
+# Finds the operator replica that leads an agent's job. Without it, an agent whose job is led by another replica would
+# ask the same one forever.
 
 
-def _only_shard(_: str) -> int:
+def _single_shard(_: str) -> int:
     return 0
 
 
-def _nowhere(_: int) -> str:
+def _no_url(_: int) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDirectory:
-    """Knows a job's shard, and where its agents connect."""
+    """Finds a job's shard, and the URL at which the shard's leader serves agents."""
 
-    shard_of: Callable[[str], int] = _only_shard
-    url_of: Callable[[int], str] = _nowhere
-    """Empty: wherever they are."""
+    shard_of: Callable[[str], int] = _single_shard
+    """Returns the number of a job's shard."""
+    url_of: Callable[[int], str] = _no_url
+    """Returns the URL of a shard's leader; empty: it is not known, so agents stay where they are."""
 
     def other_address(self, shard: int, host: str | None) -> str:
-        """Returns where an agent is to go; empty: it is right here.
+        """Returns the URL to which an agent must be redirected; empty: it called the right server.
 
-        `host`: by which name it called this server.
+        Args:
+            shard: The shard of the agent's job.
+            host: Host name in the URL that the agent connected to; None: the request had none.
         """
         url = self.url_of(shard)
         return url if url and urlsplit(url).hostname != host else ""
@@ -275,17 +289,17 @@ PATH = "/v1/agents"
 _FROM_AGENT = get_args(FromAgent)
 
 Authenticator = Callable[[Hello], Awaitable[HelloRejected | None]]
-"""Whether the hello's token is that worker's: None if so, else the refusal (`retry` if it could not be found out)."""
+"""Checks a hello's token. Returns None if it is valid, else the rejection (with `retry` if it could not be checked)."""
 
 
-def tokens(expected: Callable[[str, int, int], str]) -> Authenticator:
-    """Authenticates by each worker's expected token, compared in constant time.
+def tokens(expected_token: Callable[[str, int, int], str]) -> Authenticator:
+    """Returns an authenticator that compares a hello's token with the expected one in constant time.
 
-    `expected(job, index, attempt)` gives the token.
+    `expected(job, index, attempt)` returns the token of that worker.
     """
 
     async def authenticate(hello: Hello) -> HelloRejected | None:
-        right = expected(hello.job, hello.index, hello.attempt)
+        right = expected_token(hello.job, hello.index, hello.attempt)
         if hmac.compare_digest(hello.token.encode(), right.encode()):
             return None
         return HelloRejected(f"the token is not that of worker {hello.index} (attempt {hello.attempt})", retry=False)
@@ -304,187 +318,206 @@ class AgentServer:
         referrals: ShardDirectory = ShardDirectory(),
     ) -> None:
         self._settings = settings
-        self._referrals = referrals
+        self._shard_directory = referrals
         self._authenticate = authenticate
         self._tls = tls
-        self._jobs: dict[str, AgentChannel] = {}
-        self._led: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        """Of each shard: set while this operator leads it."""
-        self._open: set[AgentConnection] = set()
-        self._joined = 0
-        """How many of these are agents that were accepted."""
-        self._shared = EncodedListCache()
-        self._gate: ConnectionLimiter | None = None
-        self._listening: asyncio.Server | None = None
+        self._channels: dict[str, AgentChannel] = {}
+        self._leading_events: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        """An event for each shard; set while this operator leads the shard."""
+        self._open_connections: set[AgentConnection] = set()
+        """All open WebSockets, whether their hello is accepted or not."""
+        self._accepted_count = 0
+        """Number of open connections whose hello was accepted."""
+        self._list_cache = EncodedListCache()
+        self._limiter: ConnectionLimiter | None = None
+        self._listener: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self._port: int | None = None
 
     @property
     def url(self) -> str:
-        """Where agents connect."""
+        """URL at which agents connect, with the port that is in use."""
         return f"ws{'s' if self._tls else ''}://{self._settings.host}:{self._port}{PATH}"
 
     @property
     def port(self) -> int:
+        """Port at which the server listens; only after `start`."""
         assert self._port is not None, "start() has not returned yet"
         return self._port
 
     def serve(self, job: str, channel: AgentChannel) -> None:
         """Accepts agents of this job from now on."""
-        self._jobs[job] = channel
+        self._channels[job] = channel
 
     def remove_channel(self, job: str, channel: AgentChannel) -> None:
-        """Disconnects this channel's agents, and refuses the job's from now on.
+        """Disconnects this channel's agents, and rejects the job's agents from now on.
 
-        A job that another channel serves by now goes on: a runner that ends late must not turn away the agents of the next.
+        If another channel serves the job by now, its agents are not affected: a runner that ends late must not reject
+        the agents of its successor.
         """
-        if self._jobs.get(job) is channel:
-            del self._jobs[job]
-        for line in channel.connections:
-            line.disconnect_now()
+        if self._channels.get(job) is channel:
+            del self._channels[job]
+        for connection in channel.connections:
+            connection.disconnect_now()
 
-    def set_leading(self, leading: bool, shard: int = 0) -> None:
+    def set_leading(self, is_leading: bool, shard: int = 0) -> None:
         """Sets whether this operator leads a shard.
 
-        One that stops leading disconnects the shard's agents: they must not follow its messages any more.
+        An operator that stops leading disconnects the shard's agents, so that they follow only the next leader.
         """
-        if leading:
-            self._led[shard].set()
+        if is_leading:
+            self._leading_events[shard].set()
         else:
-            self._led[shard].clear()
-            for line in tuple(self._open):
-                if line.shard == shard:
-                    line.disconnect_now()
+            self._leading_events[shard].clear()
+            for connection in tuple(self._open_connections):
+                if connection.shard == shard:
+                    connection.disconnect_now()
 
     async def start(self) -> None:
-        """Listens. Raises OSError if the port is taken."""
+        """Starts to listen. Raises OSError if the port is in use."""
         if self._tls:
             lessen_buffers()
         app = web.Application()
-        app.router.add_get(PATH, self._agent)
+        app.router.add_get(PATH, self._handle_request)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
         await self._runner.setup()
-        behind = self._runner.server
-        assert behind is not None, "setup() makes it"
-        self._gate = ConnectionLimiter(self._settings, behind)
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._gate.create_protocol,
+        http_server = self._runner.server
+        assert http_server is not None, "setup() makes it"
+        self._limiter = ConnectionLimiter(self._settings, http_server)
+        self._listener = await asyncio.get_running_loop().create_server(
+            self._limiter.create_protocol,
             self._settings.host,
             self._settings.port,
-            reuse_address=True,  # an operator that was killed comes back to the port that its agents know
+            reuse_address=True,  # a restarted operator must get the port that its agents know
             ssl=self._tls,
             ssl_handshake_timeout=self._settings.hello_timeout_seconds if self._tls else None,
         )
-        self._port = self._listening.sockets[0].getsockname()[1]
+        self._port = self._listener.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Closes every connection and stops listening, within a second or so.
+        """Closes every connection and stops listening, within about a second.
 
-        Agents continue and look for another coordinator.
+        Agents keep training and connect to the next coordinator.
         """
-        for led in self._led.values():
-            led.clear()
-        await asyncio.gather(*(line.close(self._settings.close_seconds) for line in tuple(self._open)))
-        if self._listening is not None:
-            self._listening.close()
+        for leading_event in self._leading_events.values():
+            leading_event.clear()
+        await asyncio.gather(
+            *(connection.close(self._settings.close_seconds) for connection in tuple(self._open_connections))
+        )
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _agent(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_request(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse(
             timeout=self._settings.close_seconds,
             max_msg_size=self._settings.message_bytes,
             compress=False,
         )
         await websocket.prepare(request)
-        line = AgentConnection(websocket, request, self._settings.send_queue, self._shared)
-        line.host = request.url.host
-        self._open.add(line)
+        connection = AgentConnection(websocket, request, self._settings.send_queue, self._list_cache)
+        connection.host = request.url.host
+        self._open_connections.add(connection)
         try:
-            await self._converse(websocket, line)
+            await self._serve_agent(websocket, connection)
         finally:
-            self._open.discard(line)
+            self._open_connections.discard(connection)
         return websocket
 
-    async def _converse(self, websocket: web.WebSocketResponse, line: AgentConnection) -> None:
-        admitted = await self._check_hello(websocket, line)
-        if isinstance(admitted, HelloRejected):
-            await line.close_with(admitted, self._settings.close_seconds)
+    async def _serve_agent(self, websocket: web.WebSocketResponse, connection: AgentConnection) -> None:
+        outcome = await self._check_hello(websocket, connection)
+        if isinstance(outcome, HelloRejected):
+            await connection.close_with(outcome, self._settings.close_seconds)
             return
-        hello, channel = admitted
-        assert self._gate is not None, "it listens"
-        self._gate.admit(line.transport)
-        pump = asyncio.create_task(line.run_sender(), name=f"to worker {hello.index}")
-        self._joined += 1
+        hello, channel = outcome
+        assert self._limiter is not None, "it listens"
+        self._limiter.admit(connection.transport)
+        sender = asyncio.create_task(connection.run_sender(), name=f"to worker {hello.index}")
+        self._accepted_count += 1
         try:
-            channel.join(hello, line)
-            await self._listen(websocket, line, channel)
+            channel.join(hello, connection)
+            await self._receive_messages(websocket, connection, channel)
         finally:
-            self._joined -= 1
-            channel.connection_ended(line)
-            pump.cancel()
+            self._accepted_count -= 1
+            channel.connection_ended(connection)
+            sender.cancel()
             with suppress(asyncio.CancelledError):
-                await pump
+                await sender
 
     async def _check_hello(
-        self, websocket: web.WebSocketResponse, line: AgentConnection
+        self, websocket: web.WebSocketResponse, connection: AgentConnection
     ) -> tuple[Hello, AgentChannel] | HelloRejected:
-        """Reads and judges the hello. What is refused is counted by kind and logged with its sentence."""
+        """Receives and checks the hello; counts and logs a rejection.
+
+        Returns:
+            The hello and the channel of its job, or the rejection to send.
+        """
         try:
             async with asyncio.timeout(self._settings.hello_timeout_seconds):
-                hello = await self._hello(websocket)
-                line.shard = shard = self._referrals.shard_of(hello.job)
-                elsewhere = "" if self._led[shard].is_set() else self._referrals.other_address(shard, line.host)
-                if elsewhere:
-                    text = f"the job is in shard {shard}, whose leader is at {elsewhere}"
-                    return _rejected("other-shard", HelloRejected(text, retry=True, address=elsewhere))
-                if not await self._leads_soon(shard):
-                    return _rejected("not-leading", HelloRejected("this operator does not lead: ask again", retry=True))
-                channel = self._jobs.get(hello.job)
+                hello = await self._receive_hello(websocket)
+                connection.shard = shard = self._shard_directory.shard_of(hello.job)
+                redirect_url = (
+                    ""
+                    if self._leading_events[shard].is_set()
+                    else self._shard_directory.other_address(shard, connection.host)
+                )
+                if redirect_url:
+                    text = f"the job is in shard {shard}, whose leader is at {redirect_url}"
+                    return _log_rejection("other-shard", HelloRejected(text, retry=True, address=redirect_url))
+                if not await self._wait_until_leading(shard):
+                    text = f"this operator does not lead shard {shard}, which has this job: retry"
+                    return _log_rejection("not-leading", HelloRejected(text, retry=True))
+                channel = self._channels.get(hello.job)
                 if channel is None:
-                    text = f"job {hello.job} is not served here ({len(self._jobs)} others are)"
-                    return _rejected("foreign-job", HelloRejected(text, retry=self._settings.foreign_retry))
-                bad = await self._authenticate(hello)
-                if bad is not None:
-                    if bad.retry:
+                    text = f"this operator does not serve job {hello.job} (it serves {len(self._channels)} others)"
+                    return _log_rejection("foreign-job", HelloRejected(text, retry=self._settings.foreign_retry))
+                hello_rejection = await self._authenticate(hello)
+                if hello_rejection is not None:
+                    if hello_rejection.retry:
                         channel.record_retry_later()
-                    return _rejected("token", bad)
+                    return _log_rejection("token", hello_rejection)
         except TimeoutError:
-            text = f"no hello, or no answer about its token, within {self._settings.hello_timeout_seconds:g} s"
-            return _rejected("timeout", HelloRejected(text, retry=True))
-        except ProtocolError as error:
-            return _rejected("protocol", HelloRejected(str(error), retry=False))
-        if self._jobs.get(hello.job) is not channel:
-            # while its token was looked at: nobody would ever answer it there
-            return _rejected("foreign-job", HelloRejected(f"job {hello.job} was handed over: ask again", retry=True))
-        bad = channel.rejection(hello)
-        if bad is not None:
-            if bad.retry:
-                channel.record_retry_later()
-            return _rejected("worker", bad)
-        if self._joined >= self._settings.lines:
             text = (
-                f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
+                f"no hello was received, or its token could not be checked, within "
+                f"{self._settings.hello_timeout_seconds:g} s"
             )
-            return _rejected("too-many-agents", HelloRejected(text, retry=True))
+            return _log_rejection("timeout", HelloRejected(text, retry=True))
+        except ProtocolError as error:
+            return _log_rejection("protocol", HelloRejected(str(error), retry=False))
+        if self._channels.get(hello.job) is not channel:
+            # the channel was replaced while the token was checked, and would never send this agent a message
+            text = f"job {hello.job} was handed over to another leader: retry"
+            return _log_rejection("foreign-job", HelloRejected(text, retry=True))
+        hello_rejection = channel.rejection(hello)
+        if hello_rejection is not None:
+            if hello_rejection.retry:
+                channel.record_retry_later()
+            return _log_rejection("worker", hello_rejection)
+        if self._accepted_count >= self._settings.lines:
+            text = f"{self._accepted_count} agents are connected, which is the limit: raise `max_agents` in the operator's settings"
+            return _log_rejection("too-many-agents", HelloRejected(text, retry=True))
         return hello, channel
 
-    async def _leads_soon(self, shard: int) -> bool:
-        """Whether this operator leads the shard, or does within moments.
+    async def _wait_until_leading(self, shard: int) -> bool:
+        """Waits up to `lead_seconds` until this operator leads the shard; returns whether it does.
 
-        A new leader's agents are there when it begins, instead of finding it one after another.
+        Agents that arrive just before it becomes the leader are thus accepted at once, instead of retrying one by one.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.lead_seconds):
-                await self._led[shard].wait()
-        return self._led[shard].is_set()
+                await self._leading_events[shard].wait()
+        return self._leading_events[shard].is_set()
 
-    async def _hello(self, websocket: web.WebSocketResponse) -> Hello:
+    async def _receive_hello(self, websocket: web.WebSocketResponse) -> Hello:
+        """Receives and parses the hello; raises ProtocolError if the first message is not a valid one."""
         frame = await websocket.receive()
         if frame.type is not WSMsgType.TEXT:
-            raise ProtocolError(f"the first frame is {frame.type.name}, not a hello")
+            raise ProtocolError(f"the first frame is {frame.type.name}, not a hello (TEXT)")
         if len(frame.data) > self._settings.hello_bytes:
-            raise ProtocolError(f"the first message has {len(frame.data)} characters: a hello is never that long")
+            raise ProtocolError(
+                f"the first message has {len(frame.data)} characters; a hello has at most {self._settings.hello_bytes}"
+            )
         message = decode(frame.data)
         if not isinstance(message, Hello):
             raise ProtocolError(f"the first message is {type(message).__name__}, not Hello")
@@ -492,25 +525,30 @@ class AgentServer:
         return message
 
     @staticmethod
-    async def _listen(websocket: web.WebSocketResponse, line: AgentConnection, channel: AgentChannel) -> None:
-        """Hears messages until the line ends. One that cannot be read ends it: the agent comes back and says all anew."""
+    async def _receive_messages(
+        websocket: web.WebSocketResponse, connection: AgentConnection, channel: AgentChannel
+    ) -> None:
+        """Receives messages until the connection ends.
+
+        Closes it at an invalid message: the agent reconnects and reports everything again.
+        """
         try:
             async for frame in websocket:
                 if frame.type is WSMsgType.TEXT:
-                    check_size(frame.data, len(frame.data) <= USUAL_CHARACTERS or channel.awaits_answer(line))
+                    check_size(frame.data, len(frame.data) <= USUAL_CHARACTERS or channel.awaits_answer(connection))
                 message = decode(frame.data) if frame.type is WSMsgType.TEXT else None
                 if not isinstance(message, _FROM_AGENT) or isinstance(message, Hello):
                     raise ProtocolError(
-                        f"{frame.type.name} frame with {type(message).__name__}: agents send no such message here"
+                        f"a {frame.type.name} frame with {type(message).__name__} is not a message of an agent"
                     )
-                channel.handle_message(line, message)
+                channel.handle_message(connection, message)
         except ProtocolError as error:
             metrics.agents_disconnected_invalid.inc()
-            log.warning("closing the connection of %s: %s", line.worker, error)
+            log.warning("closing the connection of %s, which sent an invalid message: %s", connection.worker, error)
             await websocket.close(code=1002, message=str(error).encode()[:120])
 
 
-def _rejected(kind: str, refusal: HelloRejected) -> HelloRejected:
+def _log_rejection(kind: str, rejection: HelloRejected) -> HelloRejected:
     metrics.agent_connections_rejected.labels(kind).inc()
-    log.info("refused an agent: %s", refusal.reason)
-    return refusal
+    log.info("rejected an agent's hello (%s): %s", kind, rejection.reason)
+    return rejection

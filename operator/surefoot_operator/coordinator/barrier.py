@@ -1,7 +1,8 @@
-"""Agrees with all agents on a barrier: the plan's wish, the agents' replies, and what they are to receive.
+"""Agrees with all agents on a barrier, the step at which all ranks save and wait for a planned change.
 
-Pure. A barrier is bound once every member has accepted it, and cancelled once one has not. Soft state: a new coordinator
-knows of no barrier, and cancels those that agents tell it of by running without one.
+Pure. The plan proposes a step. The barrier becomes bound once every member has accepted it, and is cancelled as soon as
+one rejects it, so no rank waits at a step that another has already passed. Not durable: a new coordinator knows no
+barrier, and sends a cancellation to every member that was already training when it connected.
 """
 
 from __future__ import annotations
@@ -15,47 +16,50 @@ from surefoot_operator.job_snapshot import ObservedBarrier
 
 
 def update_barrier(
-    barrier: ObservedBarrier | None, wanted: Barrier, members: Iterable[WorkerId], now: float
+    barrier: ObservedBarrier | None, proposal: Barrier, members: Iterable[WorkerId], now: float
 ) -> ObservedBarrier | None:
-    """Proposes a barrier to every member, or cancels the present one.
+    """Proposes the plan's barrier to every member, or cancels the present one.
 
-    A plan cannot bind: no barrier is bound before every agent has accepted it.
+    A plan cannot bind a barrier: only the last member's acceptance does.
     """
-    if wanted.phase == "cancelled":
-        if barrier is None or barrier.sent.generation != wanted.generation:
+    if proposal.phase == "cancelled":
+        if barrier is None or barrier.sent.generation != proposal.generation:
             return barrier
-        return _cancelled(barrier)
-    is_known = (
+        return _cancel_barrier(barrier)
+    is_proposed_already = (
         barrier is not None
-        and (barrier.sent.generation, barrier.sent.step) == (wanted.generation, wanted.step)
+        and (barrier.sent.generation, barrier.sent.step) == (proposal.generation, proposal.step)
         and barrier.sent.phase != "cancelled"
     )
-    if is_known or wanted.phase == "bound":
+    if is_proposed_already or proposal.phase == "bound":
         return barrier
-    return ObservedBarrier(wanted, now, frozenset(members))
+    return ObservedBarrier(proposal, now, frozenset(members))
 
 
 def apply_reply(barrier: ObservedBarrier | None, worker: WorkerId, reply: BarrierReply) -> ObservedBarrier | None:
-    """Applies an agent's reply; one to an earlier proposal is ignored."""
+    """Applies an agent's reply to the proposal; a reply to an earlier proposal is ignored."""
     if barrier is None or barrier.sent != Barrier(reply.generation, reply.step, "proposed"):
         return barrier
     if not reply.accepted:
-        return _cancelled(barrier)
-    unanswered = barrier.unanswered_by - {worker}
-    sent = barrier.sent if unanswered else replace(barrier.sent, phase="bound")
-    return replace(barrier, sent=sent, unanswered_by=unanswered)
+        return _cancel_barrier(barrier)
+    workers_to_answer = barrier.unanswered_by - {worker}
+    sent = barrier.sent if workers_to_answer else replace(barrier.sent, phase="bound")
+    return replace(barrier, sent=sent, unanswered_by=workers_to_answer)
 
 
 def desired_barrier(barrier: ObservedBarrier | None, generation: int, is_adopted: bool) -> Barrier | None:
-    """Returns what a member must have received; None: nothing.
+    """Returns the barrier message that a member must have received; None: none.
 
-    `is_adopted`: its trainers ran this generation when its agent connected, so it may know of a barrier that was
-    proposed by an earlier coordinator.
+    Args:
+        barrier: The newest barrier.
+        generation: The committed generation.
+        is_adopted: Whether the member's trainers ran this generation when its agent connected. It may then wait at a
+            barrier that an earlier coordinator proposed.
     """
     if barrier is not None and barrier.sent.generation == generation:
         return barrier.sent
     return Barrier(generation, 0, "cancelled") if is_adopted else None
 
 
-def _cancelled(barrier: ObservedBarrier) -> ObservedBarrier:
+def _cancel_barrier(barrier: ObservedBarrier) -> ObservedBarrier:
     return replace(barrier, sent=replace(barrier.sent, phase="cancelled"), unanswered_by=frozenset())

@@ -1,6 +1,6 @@
-"""Gives each reply of an agent to its conversation, and joins what an agent is to receive of all of them.
+"""Passes each reply of an agent to the module that made the request, and lists each agent's requests.
 
-Pure. A reply that matches no request is ignored: it was meant for another coordinator, or came twice.
+Pure. A reply that matches no request is ignored: it answers an earlier coordinator, or came twice.
 """
 
 from __future__ import annotations
@@ -34,76 +34,95 @@ from surefoot_operator.coordinator.pending_requests import (
 )
 
 
-def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, now: float = 0.0) -> PendingRequests:
-    """Applies an agent's reply; one that matches no request is ignored."""
+def apply_reply(requests: PendingRequests, worker: WorkerId, message: FromAgent, now: float = 0.0) -> PendingRequests:
+    """Applies an agent's reply; a reply that matches no request is ignored."""
     if isinstance(message, BarrierReply):
-        return with_barrier(orders, barrier.apply_reply(orders.barrier, worker, message))
+        return with_barrier(requests, barrier.apply_reply(requests.barrier, worker, message))
     if isinstance(message, UploadReply):
-        return uploads.apply_reply(orders, worker, message)
+        return uploads.apply_reply(requests, worker, message)
     if not isinstance(message, PersistentPage | RepairReply | DeleteReply):
-        return orders
-    order = orders.pending.get(message.request)
-    if order is None or order.worker != worker:
-        return orders
+        return requests
+    request = requests.pending.get(message.request)
+    if request is None or request.worker != worker:
+        return requests
     if isinstance(message, PersistentPage):
-        return listings.apply_page(orders, order, message)
-    orders = replace(orders, pending={n: o for n, o in orders.pending.items() if n != message.request})
+        return listings.apply_page(requests, request, message)
+    requests = replace(requests, pending={n: o for n, o in requests.pending.items() if n != message.request})
     if message.error is not None:
-        return with_failure(orders, f"{worker} could not {describe_request(order.message)}: {message.error}")
-    if isinstance(order.message, DeletePersistent):
-        return listings.confirm_deletion(orders, order.message)
-    if isinstance(order.message, RepairSave):
-        return uploads.confirm_repair(orders, order.message, now)
-    return orders
+        return with_failure(requests, f"{worker} could not {describe_request(request.message)}: {message.error}")
+    if isinstance(request.message, DeletePersistent):
+        return listings.confirm_deletion(requests, request.message)
+    if isinstance(request.message, RepairSave):
+        return uploads.confirm_repair(requests, request.message, now)
+    return requests
 
 
-def desired_requests(orders: PendingRequests, worker: WorkerId) -> list[ToAgent]:
-    """Lists the requests that this worker's agent must have received; a barrier comes with its assignment."""
-    upload, shutdown = uploads.desired_upload(orders, worker), orders.shutdowns.get(worker)
-    return [*orders.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
+def desired_requests(requests: PendingRequests, worker: WorkerId) -> list[ToAgent]:
+    """Lists the requests that this worker's agent must have received, except a barrier."""
+    upload, shutdown = uploads.desired_upload(requests, worker), requests.shutdowns.get(worker)
+    return [*requests.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
 
 
 def affected_workers(old: PendingRequests, new: PendingRequests) -> set[WorkerId] | None:
-    """Workers whose desired requests differ; None: all."""
+    """Returns the workers whose requests differ between two states; None: all workers."""
     if (old.barrier and old.barrier.sent) != (new.barrier and new.barrier.sent):
         return None
     workers: set[WorkerId] = set()
     if old.pending is not new.pending:
-        workers |= {one.worker for number, one in new.pending.items() if old.pending.get(number) is not one}
+        workers |= {request.worker for number, request in new.pending.items() if old.pending.get(number) is not request}
     if old.uploads is not new.uploads:
-        workers |= {worker for worker, one in new.uploads.items() if old.uploads.get(worker) != one}
+        workers |= {worker for worker, request in new.uploads.items() if old.uploads.get(worker) != request}
     if old.shutdowns is not new.shutdowns:
-        workers |= {worker for worker, one in new.shutdowns.items() if old.shutdowns.get(worker) != one}
+        workers |= {worker for worker, request in new.shutdowns.items() if old.shutdowns.get(worker) != request}
     return workers
 
 
-def retire(orders: PendingRequests, workers: Iterable[WorkerId], message: Shutdown) -> PendingRequests:
-    """Tells exactly these attempts of workers to leave."""
-    wanted = {**orders.shutdowns, **dict.fromkeys(workers, message)}
-    return orders if wanted == orders.shutdowns else replace(orders, shutdowns=wanted)
+def retire(requests: PendingRequests, workers: Iterable[WorkerId], message: Shutdown) -> PendingRequests:
+    """Requests that exactly these attempts of workers flush and exit."""
+    shutdown_by_worker = {**requests.shutdowns, **dict.fromkeys(workers, message)}
+    return requests if shutdown_by_worker == requests.shutdowns else replace(requests, shutdowns=shutdown_by_worker)
 
 
-def drop_other_generations(orders: PendingRequests, epoch: int, committed: bool) -> PendingRequests:
-    """Voids requests of another epoch than the present world's."""
-    kept = {n: o for n, o in orders.pending.items() if o.generation == epoch}
-    is_current = orders.barrier is not None and orders.barrier.sent.generation == epoch and committed
-    barrier = orders.barrier if is_current else None
-    promotions = {w: p for w, p in orders.uploads.items() if p.generation == epoch}
-    if (len(kept), barrier, len(promotions)) == (len(orders.pending), orders.barrier, len(orders.uploads)):
-        return orders
+def drop_other_generations(requests: PendingRequests, generation: int, is_committed: bool) -> PendingRequests:
+    """Drops the requests that were made for another generation than the present one.
+
+    Args:
+        requests: The requests to filter.
+        generation: The present generation; 0: none.
+        is_committed: Whether it is committed. A barrier is kept only in a committed generation.
+    """
+    kept_requests = {n: o for n, o in requests.pending.items() if o.generation == generation}
+    is_barrier_current = (
+        requests.barrier is not None and requests.barrier.sent.generation == generation and is_committed
+    )
+    barrier = requests.barrier if is_barrier_current else None
+    upload_by_worker = {w: p for w, p in requests.uploads.items() if p.generation == generation}
+    if (len(kept_requests), barrier, len(upload_by_worker)) == (
+        len(requests.pending),
+        requests.barrier,
+        len(requests.uploads),
+    ):
+        return requests
     return replace(
-        orders, pending=kept, barrier=barrier, uploads=promotions, source_listing=older_without(orders, kept)
+        requests,
+        pending=kept_requests,
+        barrier=barrier,
+        uploads=upload_by_worker,
+        source_listing=older_without(requests, kept_requests),
     )
 
 
-def drop_worker(orders: PendingRequests, worker: WorkerId) -> PendingRequests:
-    """Drops the requests of an agent that is gone for good."""
-    kept = {n: o for n, o in orders.pending.items() if o.worker != worker}
-    promotions = {w: p for w, p in orders.uploads.items() if w != worker}
-    if (len(kept), len(promotions)) == (len(orders.pending), len(orders.uploads)):
-        return orders
-    lost_listing = any(is_listing(o, older=False) for n, o in orders.pending.items() if n not in kept)
-    lost_listing = lost_listing and not any(is_listing(o, older=False) for o in kept.values())
-    persistent = replace(orders.persistent, requested_seconds=None) if lost_listing else orders.persistent
-    older = older_without(orders, kept)
-    return replace(orders, pending=kept, uploads=promotions, persistent=persistent, source_listing=older)
+def drop_worker(requests: PendingRequests, worker: WorkerId) -> PendingRequests:
+    """Drops the requests to a worker that no longer exists or whose agent restarted."""
+    kept_requests = {n: o for n, o in requests.pending.items() if o.worker != worker}
+    upload_by_worker = {w: p for w, p in requests.uploads.items() if w != worker}
+    if (len(kept_requests), len(upload_by_worker)) == (len(requests.pending), len(requests.uploads)):
+        return requests
+    # a listing that no other agent was asked for will never be answered, so the plan must request it again
+    lost_listing = any(is_listing(o, older=False) for n, o in requests.pending.items() if n not in kept_requests)
+    lost_listing = lost_listing and not any(is_listing(o, older=False) for o in kept_requests.values())
+    listing = replace(requests.persistent, requested_seconds=None) if lost_listing else requests.persistent
+    source_listing = older_without(requests, kept_requests)
+    return replace(
+        requests, pending=kept_requests, uploads=upload_by_worker, persistent=listing, source_listing=source_listing
+    )

@@ -1,8 +1,8 @@
-"""Derives the messages each agent must have received, and the unsent rest.
+"""Derives the messages that each agent must have received, and which of them its connection was not sent yet.
 
-Pure and level-triggered: `desired_messages` gives everything, `outbox_diff` the difference from what a connection was
-sent. A new connection was sent nothing, so it receives everything; agents ignore what they have already. Called by
-`surefoot_operator.coordinator.agent_channel` after every change, and by the simulator.
+Pure and level-triggered: `desired_messages` lists all of them, `diff_messages` those that differ from the messages sent
+on a connection. A new connection has been sent nothing and receives everything; agents ignore repeated messages. Called
+by `surefoot_operator.coordinator.agent_channel` after every change, and by the simulator.
 """
 
 from __future__ import annotations
@@ -25,93 +25,109 @@ from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 # ---- which memory servers an agent is sent ---------------------------------------------------------------------------
-# Chooses the holders that each agent is told of. Each is told of those that its worker needs: a list of two thousand
-# holders for each of two thousand agents takes seconds of the operator, whenever a job begins or another operator
-# leads. A worker writes to its targets, and most read after a failure what their own ranks and the first one saved. Who
-# needs more asks (`HoldersWanted`); until then what it was not told of is silent to it, and never absent.
+# Chooses the memory servers that each agent is sent: those that its worker needs. Sending two thousand servers to each
+# of two thousand agents would take the operator seconds whenever a job starts or the leader changes. A worker writes to
+# its targets, and after a failure most workers read only the saves of their own ranks and of rank 0. An agent that
+# needs more sends `ListAllServers`; until then it treats a server it does not know as unreachable, never as absent.
 
 SEND_ALL_UP_TO = 32
-"""So many are told to everybody: three kilobytes, and nobody waits for an answer in a restore."""
+"""Up to this many memory servers are sent to every agent: about 3 kB, and no restore has to ask for more."""
 
 Copies = Mapping[int, tuple[MemoryServerInstance, ...]]
-"""Rank → the holders that have its save."""
+"""Rank → the memory servers that have its save."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerListScope:
-    """Bounds what the agents of one world are told of."""
+    """Limits which memory servers the agents of one membership are sent."""
 
     membership: Membership | None = None
+    """The membership; None: no generation was claimed yet."""
     copies: Copies = field(default_factory=dict)
-    """Of the restore point, as far as it was read when the world began: a hint, as nobody takes it for all."""
+    """Servers with the restore point's saves, read when the generation was committed; may be incomplete."""
     send_all: int = SEND_ALL_UP_TO
+    """Up to this many servers, every agent is sent all of them."""
 
 
 def scope_after(
-    before: ServerListScope | None,
+    old_scope: ServerListScope | None,
     status: JobStatus,
-    seen: Callable[[], Sequence[ObservedMemoryServer]],
-    few: int | None = None,
+    observe_servers: Callable[[], Sequence[ObservedMemoryServer]],
+    send_all_up_to: int | None = None,
 ) -> ServerListScope:
-    """Returns the stored world's scope, the same while it stands.
+    """Returns the scope of the stored membership; the same object until the membership changes.
 
-    Indexes change with every save; what a world restores does not, and no agent is to hear of their changes.
+    The servers' indexes change with every save. The restore point does not, so agents are sent no update for them.
+
+    Args:
+        old_scope: The previous scope; None: there is none.
+        status: The stored status.
+        observe_servers: Returns the observed memory servers; called only if the scope must be computed.
+        send_all_up_to: Up to this many servers, every agent is sent all of them; None: `SEND_ALL_UP_TO`.
     """
-    world, few = status.membership, SEND_ALL_UP_TO if few is None else few
-    if before is not None and before.membership == world:
-        return before
-    if world is None or world.state != "Committed" or world.parent is None or world.parent.imported:
-        return ServerListScope(world, send_all=few)
-    found: dict[int, list[MemoryServerInstance]] = defaultdict(list)
-    for holder in seen():
-        if holder.state == "Ready":
-            for manifest in holder.entries:
-                if (manifest.save.step, manifest.save.generation) == (world.parent.step, world.parent.generation):
-                    found[manifest.save.rank].append(holder.endpoint.instance)
-    return ServerListScope(world, {rank: tuple(having) for rank, having in found.items()}, few)
+    membership, send_all_up_to = status.membership, SEND_ALL_UP_TO if send_all_up_to is None else send_all_up_to
+    if old_scope is not None and old_scope.membership == membership:
+        return old_scope
+    if membership is None or membership.state != "Committed" or membership.parent is None or membership.parent.imported:
+        return ServerListScope(membership, send_all=send_all_up_to)
+    instances_by_rank: dict[int, list[MemoryServerInstance]] = defaultdict(list)
+    for server in observe_servers():
+        if server.state == "Ready":
+            for manifest in server.entries:
+                if (manifest.save.step, manifest.save.generation) == (
+                    membership.parent.step,
+                    membership.parent.generation,
+                ):
+                    instances_by_rank[manifest.save.rank].append(server.endpoint.instance)
+    return ServerListScope(
+        membership, {rank: tuple(instances) for rank, instances in instances_by_rank.items()}, send_all_up_to
+    )
 
 
 def needed_servers(
     status: JobStatus,
-    holders: Sequence[MemoryServerEndpoint],
+    servers: Sequence[MemoryServerEndpoint],
     targets: Mapping[int, RankTargets],
     scope: ServerListScope,
 ) -> Mapping[int, tuple[MemoryServerEndpoint, ...]] | None:
-    """Maps worker index to the holders that it needs; None: all.
+    """Maps each worker's index to the memory servers that it needs; None: every worker is sent all servers.
 
-    All where there are few.
+    Args:
+        status: The stored status.
+        servers: All usable memory servers.
+        targets: Worker index → the servers to which its ranks save.
+        scope: The servers that have the restore point's saves, and the limit up to which all are sent.
     """
-    world = status.membership
-    if world is None or len(holders) <= scope.send_all:
+    membership = status.membership
+    if membership is None or len(servers) <= scope.send_all:
         return None
-    endpoints = {endpoint.instance: endpoint for endpoint in holders}
-    local = world.world_size // max(1, len(world.members))
+    endpoints = {endpoint.instance: endpoint for endpoint in servers}
+    local_ranks = membership.world_size // max(1, len(membership.members))
     needed: dict[int, tuple[MemoryServerEndpoint, ...]] = {}
-    for place, member in enumerate(world.members):
-        own = {endpoint.instance: endpoint for endpoint in chain(*targets.get(member.index, ()))}
-        for rank in (0, *range(place * local, (place + 1) * local)):
-            own |= {one: endpoints[one] for one in scope.copies.get(rank, ()) if one in endpoints}
-        needed[member.index] = tuple(sorted(own.values(), key=ENDPOINT_ORDER))
+    for group_rank, member in enumerate(membership.members):
+        server_by_instance = {endpoint.instance: endpoint for endpoint in chain(*targets.get(member.index, ()))}
+        for rank in (0, *range(group_rank * local_ranks, (group_rank + 1) * local_ranks)):
+            server_by_instance |= {
+                instance: endpoints[instance] for instance in scope.copies.get(rank, ()) if instance in endpoints
+            }
+        needed[member.index] = tuple(sorted(server_by_instance.values(), key=ENDPOINT_ORDER))
     return needed
 
 
-def is_gc_owner(place: int) -> bool:
-    """Whether this member drops old saves where nobody leads.
-
-    It must know of every holder.
-    """
-    return place == 0
+def is_gc_owner(group_rank: int) -> bool:
+    """Whether this member deletes old saves while no operator leads; it must know all memory servers."""
+    return group_rank == 0
 
 
 def wants_all_servers(session: Session) -> bool:
-    """Whether this line's agent asked to be told of every holder."""
+    """Whether the agent asked on this connection for the list of all memory servers."""
     return session.wants_servers
 
 
 # ---- desired messages ------------------------------------------------------------------------------------------------
 
 Delivered = Mapping[str, ToAgent]
-"""What one connection was told last, by slot; see `slot_of`."""
+"""The last message of each slot that one connection was sent; see `slot_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,35 +135,44 @@ class DesiredState:
     """The stored state from which every message to agents is derived."""
 
     status: JobStatus
+    """The stored status of the job."""
     replicas: int
-    """R_eff: copies of each save, given the failure domains that live."""
+    """Copies to keep of each save (R_eff): the configured number, limited by the failure domains with a server."""
     servers: tuple[MemoryServerEndpoint, ...] = ()
-    """Named in status, and provisioned and answering or read by an agent: nobody else's address is ever given away."""
+    """Usable memory servers that are assigned in the status; agents are never sent the address of another one."""
     targets: Mapping[int, RankTargets] = field(default_factory=dict)
-    """worker index → where its ranks' saves go."""
+    """Worker index → the servers to which its ranks save."""
     needed: Mapping[int, tuple[MemoryServerEndpoint, ...]] | None = None
-    """worker index → those of `holders` that it is told of; None: all of them."""
+    """Worker index → the members of `servers` that it is sent; None: every worker is sent all of them."""
     scope: ServerListScope = field(default_factory=ServerListScope)
+    """The limit from which `needed_servers` was computed."""
     token: str = field(default="", repr=False)
-    """The epoch's secret, which stands nowhere else."""
+    """The generation's secret, with which its members authenticate to each other; not stored in the status."""
     member_index: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
-    """(index, attempt, incarnation) of each member → its place in the world."""
+    """(index, attempt, incarnation) of each member → its group rank, from 0."""
     servers_unreachable: bool = False
-    """The operator reaches none of `holders`: the first member's agent drops old saves from them."""
+    """Whether the operator reaches none of `servers`, so that the first member's agent must delete old saves there."""
     inputs: tuple[object, ...] = field(default=(), repr=False)
-    """What all of this but the status follows from; see `desired_state_after`."""
+    """The arguments from which everything except the status was derived; see `update_desired_state`."""
 
     @property
     def sent_parts(self) -> tuple[object, ...]:
-        """The parts that agents receive; states equal in these send alike."""
+        """The values that agents receive; two states with equal parts send equal messages."""
         status = self.status
-        level = None if status.memory_interval is None else status.memory_interval.exponent
-        shared = (status.membership, status.restarts, status.lineage, status.source_job, status.skipped_data, level)
+        interval_exponent = None if status.memory_interval is None else status.memory_interval.exponent
+        shared = (
+            status.membership,
+            status.restarts,
+            status.lineage,
+            status.source_job,
+            status.skipped_data,
+            interval_exponent,
+        )
         return (*shared, self.replicas, self.servers, self.targets, self.needed, self.token, self.servers_unreachable)
 
 
 def desired_state_after(
-    old: DesiredState | None,
+    old_state: DesiredState | None,
     status: JobStatus,
     usable: UsableMemoryServers,
     replicas: int,
@@ -155,15 +180,16 @@ def desired_state_after(
     scope: ServerListScope = ServerListScope(),
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
-    """Derives the desired state, reusing what has not changed.
+    """Derives the desired state; reuses everything but the status if nothing else changed.
 
-    Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
+    Most reconciles change neither membership nor servers, and choosing targets again would take most of their time.
+    Takes the same arguments as `derive_desired_state`, and the previous state in `old_state`.
     """
-    given = (status.membership, status.assigned_servers, usable, replicas, token, scope, topology)
-    if old is not None and old.inputs == given:
-        return replace(old, status=status)
-    made = desired_state(status, usable, replicas, token, scope, topology)
-    return replace(made, inputs=given)
+    inputs = (status.membership, status.assigned_servers, usable, replicas, token, scope, topology)
+    if old_state is not None and old_state.inputs == inputs:
+        return replace(old_state, status=status)
+    new_state = desired_state(status, usable, replicas, token, scope, topology)
+    return replace(new_state, inputs=inputs)
 
 
 def desired_state(
@@ -174,123 +200,152 @@ def desired_state(
     scope: ServerListScope = ServerListScope(),
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
-    """Derives the desired state from status, usable holders, R and the secret.
+    """Derives the desired state from the status and the usable memory servers.
 
-    A holder must be named in status before an agent hears of it: what is saved there could be the newest, and whoever
-    chooses the next restore point must know whom to wait for.
+    A server must be assigned in the stored status before an agent is sent its address. The newest save may be there, and
+    the operator that chooses the next restore point must know which servers to wait for.
+
+    Args:
+        status: The stored status.
+        usable: The memory servers that the operator or an agent can reach.
+        replicas: The configured number of copies of each save.
+        token: The generation's secret.
+        scope: Limits which servers each agent is sent.
+        topology: The failure domains of the nodes.
     """
-    named = {endpoint.instance for endpoint in status.assigned_servers}
-    holders = tuple(sorted((e for e in usable.endpoints if e.instance in named), key=ENDPOINT_ORDER))
-    # of a claimed world agents hear its Stop alone: placing copies of thousands would only keep it waiting
+    assigned_instances = {endpoint.instance for endpoint in status.assigned_servers}
+    servers = tuple(sorted((e for e in usable.endpoints if e.instance in assigned_instances), key=ENDPOINT_ORDER))
+    # agents of a claimed generation are sent StopTrainers only; choosing targets for thousands would delay it
     members = (
         status.membership.members if status.membership is not None and status.membership.state == "Committed" else ()
     )
-    wanted = effective_replicas(replicas, len({e.domain for e in holders}))
-    local = status.membership.world_size // len(members) if status.membership is not None and members else 1
-    places = assign_targets({m.index: m.node for m in members}, holders, wanted, local, topology)
-    numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
-    newest = (
+    effective_count = effective_replicas(replicas, len({e.domain for e in servers}))
+    local_ranks = status.membership.world_size // len(members) if status.membership is not None and members else 1
+    targets = assign_targets({m.index: m.node for m in members}, servers, effective_count, local_ranks, topology)
+    group_rank_by_member = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
+    restored_step = (
         status.membership.parent.step if status.membership is not None and status.membership.parent is not None else 0
     )
-    # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
-    unseen = (
-        not usable.reachable and bool(holders) and not any(one.step > newest for one in status.unreadable_checkpoints)
+    # the agent that deletes old saves does not know which checkpoints are unreadable: while there is one newer than
+    # the restore point, it would keep that one in place of a readable one
+    servers_unreachable = (
+        not usable.reachable
+        and bool(servers)
+        and not any(checkpoint.step > restored_step for checkpoint in status.unreadable_checkpoints)
     )
-    needed = needed_servers(status, holders, places, scope) if members else None
-    return DesiredState(status, wanted, holders, places, needed, scope, token, numbers, unseen)
+    needed = needed_servers(status, servers, targets, scope) if members else None
+    return DesiredState(
+        status, effective_count, servers, targets, needed, scope, token, group_rank_by_member, servers_unreachable
+    )
 
 
 def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
-    """Workers whose messages a change of sessions may affect; None: all.
+    """Returns the workers whose messages a change of the sessions may affect; None: all workers.
 
-    Besides the one that spoke. Most of what an agent reports concerns itself alone; sending it all to everybody would
-    cost a world the square of its size.
+    The worker that sent the message is not included. Most reports affect only their sender; comparing all workers'
+    messages for each report would cost the square of their number.
     """
     if before.membership != after.membership or store_address(before) != store_address(after):
         return None
-    old, new = before.orders, after.orders
-    if old is new:
+    old_requests, new_requests = before.orders, after.orders
+    if old_requests is new_requests:
         return ()
-    return affected_workers(old, new)
+    return affected_workers(old_requests, new_requests)
 
 
 def desired_messages(
-    rule: DesiredState, sessions: Sessions, worker: WorkerId, whole: bool = False
+    desired: DesiredState, sessions: Sessions, worker: WorkerId, send_all_servers: bool = False
 ) -> tuple[ToAgent, ...]:
     """Lists every message that this worker's agent must have received.
 
-    `whole`: it is told of every holder.
+    `send_all_servers`: its connection was already sent all memory servers, so its next list has all of them too.
     """
     session = sessions.by_worker.get(worker)
-    world = rule.status.membership
+    membership = desired.status.membership
     if session is None:
         return ()
-    words: list[ToAgent] = []
-    if world is not None and world.state == "Claimed":
-        words.append(StopTrainers(world.generation, world.reason))
-    elif world is not None:
-        place = _member_index(rule.member_index, session)
-        if place is None:
-            # A thawed member of an older world must not go on; for a newcomer that waits warm this changes nothing.
-            words.append(StopTrainers(world.generation, f"epoch {world.generation} runs without this agent"))
+    agent_messages: list[ToAgent] = []
+    if membership is not None and membership.state == "Claimed":
+        agent_messages.append(StopTrainers(membership.generation, membership.reason))
+    elif membership is not None:
+        group_rank = _group_rank_of(desired.member_index, session)
+        if group_rank is None:
+            # stops a member of an older generation that was frozen and thaws; a warm spare has nothing to stop
+            agent_messages.append(
+                StopTrainers(membership.generation, f"generation {membership.generation} runs without this agent")
+            )
         else:
-            words += _to_member(rule, sessions, session, place, _servers_of(rule, session, place, whole))
-    words += desired_requests(sessions.orders, worker)
-    return tuple(words)
+            agent_messages += _member_messages(
+                desired, sessions, session, group_rank, _servers_sent_to(desired, session, group_rank, send_all_servers)
+            )
+    agent_messages += desired_requests(sessions.orders, worker)
+    return tuple(agent_messages)
 
 
-def _member_index(places: Mapping[tuple[int, int, str], int], session: Session) -> int | None:
-    return places.get((session.observed.index, session.observed.attempt, session.observed.incarnation))
+def _group_rank_of(group_rank_by_member: Mapping[tuple[int, int, str], int], session: Session) -> int | None:
+    return group_rank_by_member.get((session.observed.index, session.observed.attempt, session.observed.incarnation))
 
 
-def _servers_of(rule: DesiredState, session: Session, place: int, whole: bool) -> tuple[MemoryServerEndpoint, ...]:
-    if rule.needed is None or whole or wants_all_servers(session) or is_gc_owner(place):
-        return rule.servers
-    needed = rule.needed.get(session.observed.index, ())
-    return needed if len(needed) < len(rule.servers) else rule.servers
+def _servers_sent_to(
+    desired: DesiredState, session: Session, group_rank: int, send_all_servers: bool
+) -> tuple[MemoryServerEndpoint, ...]:
+    if desired.needed is None or send_all_servers or wants_all_servers(session) or is_gc_owner(group_rank):
+        return desired.servers
+    needed = desired.needed.get(session.observed.index, ())
+    return needed if len(needed) < len(desired.servers) else desired.servers
 
 
-def _to_member(
-    rule: DesiredState, sessions: Sessions, session: Session, place: int, holders: tuple[MemoryServerEndpoint, ...]
+def _member_messages(
+    desired: DesiredState,
+    sessions: Sessions,
+    session: Session,
+    group_rank: int,
+    servers: tuple[MemoryServerEndpoint, ...],
 ) -> list[ToAgent]:
-    world = rule.status.membership
-    assert world is not None
-    local = world.world_size // len(world.members)
-    by_rank = [tuple(e.instance for e in ours) for ours in rule.targets.get(session.observed.index, ((),))]
-    words: list[ToAgent] = [
+    membership = desired.status.membership
+    assert membership is not None
+    local_ranks = membership.world_size // len(membership.members)
+    by_rank = [tuple(e.instance for e in endpoints) for endpoints in desired.targets.get(session.observed.index, ((),))]
+    member_messages: list[ToAgent] = [
         Assign(
-            generation=world.generation,
-            world_size=world.world_size,
-            first_rank=place * local,
-            local_ranks=local,
-            group_rank=place,
-            group_size=len(world.members),
-            restarts=rule.status.restarts,
-            parent=world.parent,
-            lineage=tuple((e.generation, e.parent, e.world_size) for e in rule.status.lineage),
-            token=rule.token,
-            hosts_store=place == 0,
+            generation=membership.generation,
+            world_size=membership.world_size,
+            first_rank=group_rank * local_ranks,
+            local_ranks=local_ranks,
+            group_rank=group_rank,
+            group_size=len(membership.members),
+            restarts=desired.status.restarts,
+            parent=membership.parent,
+            lineage=tuple((e.generation, e.parent, e.world_size) for e in desired.status.lineage),
+            token=desired.token,
+            hosts_store=group_rank == 0,
             store=store_address(sessions),
-            servers=holders,
-            is_partial=len(holders) < len(rule.servers),
+            servers=servers,
+            is_partial=len(servers) < len(desired.servers),
             targets=by_rank[0],
             rank_targets=tuple(by_rank) if len(by_rank) > 1 else (),
-            replicas=rule.replicas,
-            source_job=rule.status.source_job if world.parent is not None and world.parent.imported else None,
-            skip_steps=sum(one.steps for one in rule.status.skipped_data if one.generation == world.generation),
-            servers_unreachable=rule.servers_unreachable and place == 0,
+            replicas=desired.replicas,
+            source_job=desired.status.source_job
+            if membership.parent is not None and membership.parent.imported
+            else None,
+            skip_steps=sum(
+                skipped.steps for skipped in desired.status.skipped_data if skipped.generation == membership.generation
+            ),
+            servers_unreachable=desired.servers_unreachable and group_rank == 0,
         )
     ]
-    barrier = desired_barrier(sessions.orders.barrier, world.generation, session.hello_generation == world.generation)
+    barrier = desired_barrier(
+        sessions.orders.barrier, membership.generation, session.hello_generation == membership.generation
+    )
     if barrier is not None:
-        words.append(barrier)
-    if rule.status.memory_interval is not None:
-        words.append(IntervalExponent(world.generation, rule.status.memory_interval.exponent))
-    return words
+        member_messages.append(barrier)
+    if desired.status.memory_interval is not None:
+        member_messages.append(IntervalExponent(membership.generation, desired.status.memory_interval.exponent))
+    return member_messages
 
 
 def slot_of(message: ToAgent) -> str:
-    """Names a message's slot: a newer message of one slot replaces it."""
+    """Names a message's slot: a newer message in the same slot replaces an older one."""
     match message:
         case messages.ListPersistent() | messages.RepairSave() | messages.DeletePersistent():
             return f"request {message.request}"
@@ -300,43 +355,48 @@ def slot_of(message: ToAgent) -> str:
             return type(message).__name__
 
 
-_LISTED = "holders"
-"""The slot of the newest assignment, which a halt does not replace: the line's list outlives it."""
+_SERVERS_SLOT = "holders"
+"""Slot of the newest Assign. StopTrainers does not replace it, because the connection's server list outlives it."""
 
 
-def was_sent_all_servers(told: Delivered) -> bool:
-    """Whether a line was told of every holder.
+def was_sent_all_servers(sent: Delivered) -> bool:
+    """Whether a connection was sent all memory servers.
 
-    It goes on to be, by changes: taking two thousand back costs as much as telling them.
+    It then receives all later changes too: withdrawing two thousand servers costs as much as sending them.
     """
-    newest = told.get(_LISTED)
-    return isinstance(newest, Assign) and not newest.is_partial
+    newest_assign = sent.get(_SERVERS_SLOT)
+    return isinstance(newest_assign, Assign) and not newest_assign.is_partial
 
 
-def outbox_diff(told: Delivered, wanted: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
-    """Returns the messages to send, and what will have been delivered."""
-    send: list[ToAgent] = []
-    now_told: dict[str, ToAgent] = {}
-    for message in wanted:
+def outbox_diff(sent: Delivered, desired: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
+    """Compares the messages that a connection was sent with those that its agent must have.
+
+    Returns:
+        The messages to send, and the messages that will then have been sent.
+    """
+    to_send: list[ToAgent] = []
+    sent_afterwards: dict[str, ToAgent] = {}
+    for message in desired:
         slot = slot_of(message)
-        difference = _difference(told.get(slot), message)
+        difference = _message_to_send(sent.get(slot), message)
         if difference is not None:
-            send.append(difference)
-        now_told[slot] = message
+            to_send.append(difference)
+        sent_afterwards[slot] = message
         if isinstance(message, Assign):
-            now_told[_LISTED] = message
-    for slot, message in told.items():
-        if slot not in now_told and not slot.startswith("request "):
-            now_told[slot] = message
-    return tuple(send), now_told
+            sent_afterwards[_SERVERS_SLOT] = message
+    for slot, message in sent.items():
+        # a request that is no longer wanted was answered or dropped; other slots keep their last message
+        if slot not in sent_afterwards and not slot.startswith("request "):
+            sent_afterwards[slot] = message
+    return tuple(to_send), sent_afterwards
 
 
-def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
-    """None if it was said. An assignment whose holders alone changed is said as Holders."""
-    if told == wanted:
+def _message_to_send(sent: ToAgent | None, desired: ToAgent) -> ToAgent | None:
+    """Returns the message to send; None if it was sent. Sends MemoryServers if only those of an Assign changed."""
+    if sent == desired:
         return None
-    if isinstance(told, Assign) and isinstance(wanted, Assign) and told.generation == wanted.generation:
-        if told.store != wanted.store:
-            return wanted
-        return None if wanted.tier == told.tier else wanted.tier
-    return wanted
+    if isinstance(sent, Assign) and isinstance(desired, Assign) and sent.generation == desired.generation:
+        if sent.store != desired.store:
+            return desired
+        return None if desired.tier == sent.tier else desired.tier
+    return desired

@@ -1,7 +1,7 @@
-"""Has agents list the persistent tier, or an older job's folder, and delete from it; assembles what they send.
+"""Makes agents list the persistent tier or a source job's folder, and delete from it; assembles their replies.
 
-Pure. Several agents may be asked for the same listing, and the first that answers whole counts. A listing counts only if
-no memory server was read after it was asked for: data moves from memory to the persistent tier.
+Pure. Several agents may be asked for the same listing; the first complete reply counts. A listing is discarded if a
+memory server was read after it was requested: an upload in between would make a checkpoint missing in both.
 """
 
 from __future__ import annotations
@@ -31,120 +31,141 @@ from surefoot_operator.coordinator.pending_requests import (
 from surefoot_operator.job_snapshot import PersistentListing
 
 # ---- listing pages ---------------------------------------------------------------------------------------------------
-# Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest; then the
-# coordinator requests the layouts that it lacks, a few at a time. The layouts of thousands of ranks are hundreds of
-# megabytes: sent unasked they delayed heartbeats on the same connection. Each page is parsed as it comes, so that none
-# holds up the operator for long.
+# Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest. Then the
+# coordinator requests the layouts that it lacks, a few at a time: the layouts of thousands of ranks are hundreds of
+# megabytes, which would delay heartbeats on the same connection. Each page is parsed when it arrives, so that none
+# blocks the operator for long.
 
 LAYOUTS_AT_ONCE = 128
-"""Asked for in one request: tens of megabytes at most, in the agent and on the line."""
+"""Layouts that one request asks for: at most tens of megabytes, in the agent and on the connection."""
 MOST_LEFT_OUT = 1000
-"""Records that one page leaves out by name, as agents of ours bound it."""
+"""Unread records of one page that are kept; agents send no more than this."""
 MOST_SENTENCES = 8
-"""On manifests that could not be read."""
+"""Error messages about unreadable manifests that are kept of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """The content of one or more pages."""
+    """The parsed content of one or more pages of a listing."""
 
     entries: tuple[RankManifest, ...] = ()
+    """The manifests that could be read."""
     layouts: Mapping[str, str] = field(default_factory=dict)
+    """Layout records by digest."""
     left_out: tuple[UnreadRecord, ...] = ()
+    """Records that the agent found but did not send, with the reason."""
     unreadable: tuple[str, ...] = ()
-    """Why manifests in it could not be read, the first few."""
+    """Error messages about manifests that could not be read, the first few."""
     refused: tuple[str, ...] = ()
-    """Those among them that break a bound."""
+    """The messages in `unreadable_manifests` that are about exceeded limits."""
     newest_epoch: int = 0
-    """That the tier names, beside the claim that was asked for."""
+    """The newest generation that another coordinator claimed in the tier; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialListing:
-    """A listing under way: earlier requests' content, and this one's pages."""
+    """A listing that is being received."""
 
     before: ListingPage = field(default_factory=ListingPage)
+    """Content received in reply to earlier requests for this listing."""
     pages: tuple[ListingPage, ...] = ()
+    """Pages received in reply to the present request, in order."""
     heard: int = 0
-    """Pages of all requests, those included that came again."""
+    """Number of pages received for all requests, repeated ones included."""
 
     def whole(self) -> ListingPage:
         """Joins everything received so far."""
-        return _joined((self.before, *self.pages))
+        return _join_pages((self.before, *self.pages))
 
     def asked_anew(self) -> PartialListing:
-        """Starts the next request, once the present one is answered."""
+        """Starts the next request for this listing, once the present one is answered."""
         return PartialListing(self.whole(), heard=self.heard)
 
-    def answered(self, asked: Collection[str]) -> PartialListing:
-        """Marks layouts that were asked for and not sent as withheld.
+    def answered(self, requested_digests: Collection[str]) -> PartialListing:
+        """Adds requested layouts that the agent did not send to the unread records.
 
-        Otherwise they would be asked for without end.
+        Otherwise they would be requested again without end.
         """
-        found = self.whole()
-        withheld = set(asked) - found.layouts.keys() - {one.digest for one in found.left_out}
-        told = tuple(UnreadRecord(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
-        return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
+        content = self.whole()
+        withheld = set(requested_digests) - content.layouts.keys() - {record.digest for record in content.left_out}
+        withheld_records = tuple(
+            UnreadRecord(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld)
+        )
+        return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *withheld_records)))
 
 
 def taken(
-    gathered: PartialListing, page: PersistentPage, asked: ListPersistent, max_entries: int
+    partial_listing: PartialListing, page: PersistentPage, request: ListPersistent, max_entries: int
 ) -> PartialListing | None:
-    """Adds a page; None where pages before it are missing.
+    """Adds a received page; returns None if a page before it is missing.
 
-    A page that came before starts the answer anew. Only what was asked for is kept.
+    A page number that was received already replaces that page and all later ones: the agent has started its reply
+    again. Content that was not requested is dropped.
 
     Raises:
-        OutOfBounds: the listing would have more than `max_entries` manifests, or has no end.
+        OutOfBounds: The listing would have more than `max_entries` manifests, or too many pages or bytes.
     """
-    if not 0 <= page.page <= len(gathered.pages):
+    if not 0 <= page.page <= len(partial_listing.pages):
         return None
     listing = "the listing of the persistent tier"
-    bounds.check(listing, "the number of pages", gathered.heard + 1, bounds.MAX_PAGES)
-    kept = (gathered.before, *gathered.pages[: page.page])
-    if asked.manifests:
-        total = len(page.manifests) + sum(len(one.entries) for one in kept)
+    bounds.check(listing, "the number of pages", partial_listing.heard + 1, bounds.MAX_PAGES)
+    kept_pages = (partial_listing.before, *partial_listing.pages[: page.page])
+    if request.manifests:
+        total = len(page.manifests) + sum(len(kept_page.entries) for kept_page in kept_pages)
         bounds.check(listing, "the number of manifests", total, max_entries)
-    size = sum(len(text) for layouts in (page.layouts, *(one.layouts for one in kept)) for text in layouts.values())
-    bounds.check(listing, "the bytes of layouts", size, bounds.max_layout_bytes(max_entries))
+    layout_bytes = sum(
+        len(text)
+        for layouts in (page.layouts, *(kept_page.layouts for kept_page in kept_pages))
+        for text in layouts.values()
+    )
+    bounds.check(listing, "the bytes of layouts", layout_bytes, bounds.max_layout_bytes(max_entries))
     layouts = page.layouts
-    if asked.layouts is not None and not asked.manifests:
-        layouts = {digest: text for digest, text in layouts.items() if digest in asked.layouts}
-    read = read_manifests(page.manifests) if asked.manifests else ListingPage()
-    bounds.check(listing, "the newest epoch", page.newest_epoch, bounds.MAX_COUNT)
-    read = replace(read, layouts=layouts, left_out=page.unread_records[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch)
-    return PartialListing(gathered.before, (*kept[1:], read), gathered.heard + 1)
+    if request.layouts is not None and not request.manifests:
+        layouts = {digest: text for digest, text in layouts.items() if digest in request.layouts}
+    content = read_manifests(page.manifests) if request.manifests else ListingPage()
+    bounds.check(listing, "the newest generation", page.newest_epoch, bounds.MAX_COUNT)
+    content = replace(
+        content, layouts=layouts, left_out=page.unread_records[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch
+    )
+    return PartialListing(partial_listing.before, (*kept_pages[1:], content), partial_listing.heard + 1)
 
 
-def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
-    """Digests of missing layouts that the next request asks for."""
-    told = {one.digest for one in found.left_out}
-    named = {m.layout for m in found.entries}
-    return tuple(sorted(named - told - set(known) - found.layouts.keys())[:LAYOUTS_AT_ONCE])
+def lacking(content: ListingPage, known_digests: Collection[str]) -> tuple[str, ...]:
+    """Returns the digests of missing layouts that the next request must ask for; empty: none is missing.
+
+    Args:
+        content: The content received so far.
+        known_digests: Digests of the layouts that the coordinator already has.
+    """
+    unread_digests = {record.digest for record in content.left_out}
+    layout_digests = {m.layout for m in content.entries}
+    return tuple(
+        sorted(layout_digests - unread_digests - set(known_digests) - content.layouts.keys())[:LAYOUTS_AT_ONCE]
+    )
 
 
 def read_manifests(manifests: Iterable[str]) -> ListingPage:
-    """Reads those that can be, and says why the first few others cannot."""
+    """Parses manifests; records an error message for the first few that cannot be read."""
     entries: list[RankManifest] = []
     unreadable: list[str] = []
-    refused: list[str] = []
+    out_of_bounds: list[str] = []
     for text in manifests:
         try:
             entries.append(RankManifest.from_json(text))
         except ProtocolError as error:
-            sentences = refused if isinstance(error, OutOfBounds) else unreadable
-            if len(sentences) < MOST_SENTENCES:
-                sentences.append(str(error))
-    return ListingPage(tuple(entries), unreadable=(*refused, *unreadable), refused=tuple(refused))
+            messages = out_of_bounds if isinstance(error, OutOfBounds) else unreadable
+            if len(messages) < MOST_SENTENCES:
+                messages.append(str(error))
+    return ListingPage(tuple(entries), unreadable=(*out_of_bounds, *unreadable), refused=tuple(out_of_bounds))
 
 
-def _joined(pages: Collection[ListingPage]) -> ListingPage:
+def _join_pages(pages: Collection[ListingPage]) -> ListingPage:
     return ListingPage(
         tuple(m for page in pages for m in page.entries),
         {digest: text for page in pages for digest, text in page.layouts.items()},
-        tuple(one for page in pages for one in page.left_out),
-        tuple(islice((why for page in pages for why in page.unreadable), MOST_SENTENCES)),
-        tuple(islice((why for page in pages for why in page.refused), MOST_SENTENCES)),
+        tuple(record for page in pages for record in page.left_out),
+        tuple(islice((message for page in pages for message in page.unreadable), MOST_SENTENCES)),
+        tuple(islice((message for page in pages for message in page.refused), MOST_SENTENCES)),
         max((page.newest_epoch for page in pages), default=0),
     )
 
@@ -152,203 +173,252 @@ def _joined(pages: Collection[ListingPage]) -> ListingPage:
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 MOST_LISTINGS = 8
-"""Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""
+"""Requests for the same listing that may be unanswered at once; a plan adds one a minute, and any may be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListingRights:
-    """Tells an agent what it may do in the persistent tier before it lists it."""
+    """Permissions of an agent to write to the persistent tier before it lists it."""
 
     begin: bool = True
-    """It may make a folder that is not there."""
+    """Whether it may create the job's folder if that is missing."""
     claim: tuple[int, str] = (0, "")
-    """The epoch that it claims there, and the claim's ticket; 0: none."""
+    """(generation, ticket) that it must claim there; generation 0: none. The ticket identifies the claim."""
 
 
 ANY_RIGHTS = ListingRights()
 
 
 def listing_rights(status: JobStatus) -> ListingRights:
-    """Derives an agent's access from status.
+    """Derives from the status how an agent may write to the persistent tier.
 
-    A folder that is missing is made only while no checkpoint was ever complete in it: later it is one that went away.
-    The ticket is the moment of the claim, which no claim after a restored backup has.
+    A missing folder may be created only while no checkpoint was ever complete in it; later, a missing folder means lost
+    data. The ticket is the time of the claim, so a claim from a restored backup of the status never has the same one.
     """
-    world = status.membership
-    is_claim = world is not None and world.state == "Claimed"
-    claim = (world.generation, f"{world.changed_seconds:.3f}") if world is not None and is_claim else (0, "")
+    membership = status.membership
+    is_claim = membership is not None and membership.state == "Claimed"
+    claim = (
+        (membership.generation, f"{membership.changed_seconds:.3f}") if membership is not None and is_claim else (0, "")
+    )
     return ListingRights(begin=status.last_uploaded is None, claim=claim)
 
 
 @dataclass(frozen=True, slots=True)
 class ListingRequest(PendingRequest):
-    """A request for a listing, with what has come of it."""
+    """A request for a listing, with the pages received so far."""
 
     gathered: PartialListing = field(default_factory=PartialListing)
-    """Its pages, until all have come."""
+    """The pages received so far."""
     known: frozenset[str] = frozenset()
-    """Digests of layouts that need not be sent."""
+    """Digests of layouts that the coordinator has, so the agent need not send them."""
 
 
-def is_listing(order: PendingRequest, older: bool) -> bool:
-    """Whether this asks for a listing, `older`: of an older job."""
-    message = order.message
+def is_listing(request: PendingRequest, older: bool) -> bool:
+    """Whether this requests a listing: of the source job if `of_source_job`, else of this job."""
+    message = request.message
     return isinstance(message, ListPersistent) and (message.source_job is not None) == older
 
 
 def list_persistent(
-    orders: PendingRequests,
+    requests: PendingRequests,
     worker: WorkerId,
-    epoch: int,
+    generation: int,
     now: float,
-    older: SourceJob | None = None,
+    source_job: SourceJob | None = None,
     known: frozenset[str] = frozenset(),
     listed_as: ListingRights = ANY_RIGHTS,
 ) -> PendingRequests:
-    """Asks one agent for a listing.
+    """Requests a listing from one agent.
 
-    Agents asked before, for the same reading, may answer too: otherwise a listing slower than its timeout would never
-    end.
+    Requests to other agents for the same listing stay open: otherwise a listing that takes longer than the timeout
+    would never finish.
+
+    Args:
+        requests: The job's requests.
+        worker: The worker whose agent must list.
+        generation: The present generation.
+        now: Unix time, in seconds.
+        source_job: The source job to list; None: this job's persistent tier.
+        known_layouts: Digests of layouts that need not be sent, in addition to those of the last listing.
+        rights: How the agent may write to the persistent tier first.
     """
-    same = {
+    same_requests = {
         n: o
-        for n, o in orders.pending.items()
-        if is_listing(o, older is not None) and o.generation == epoch and o.message.source_job == older  # type: ignore[union-attr]
+        for n, o in requests.pending.items()
+        if is_listing(o, source_job is not None) and o.generation == generation and o.message.source_job == source_job  # type: ignore[union-attr]
     }
-    oldest = sorted(same)[: max(0, len(same) - MOST_LISTINGS)]
-    others = {n: o for n, o in orders.pending.items() if not is_listing(o, older is not None) or n in same}
-    kept = {n: o for n, o in others.items() if n not in oldest}
-    number = orders.next_request
-    kept_layouts = orders.layouts if older is None else orders.source_layouts
-    epoch_claimed, ticket = listed_as.claim if older is None else (0, "")
+    dropped_ids = sorted(same_requests)[: max(0, len(same_requests) - MOST_LISTINGS)]
+    open_requests = {
+        n: o for n, o in requests.pending.items() if not is_listing(o, source_job is not None) or n in same_requests
+    }
+    kept_requests = {n: o for n, o in open_requests.items() if n not in dropped_ids}
+    request_id = requests.next_request
+    stored_layouts = requests.layouts if source_job is None else requests.source_layouts
+    claim_generation, claim_ticket = listed_as.claim if source_job is None else (0, "")
     message = ListPersistent(
-        number, older, layouts=(), begin=listed_as.begin, claim_epoch=epoch_claimed, claim_ticket=ticket
+        request_id,
+        source_job,
+        layouts=(),
+        begin=listed_as.begin,
+        claim_epoch=claim_generation,
+        claim_ticket=claim_ticket,
     )
-    order = ListingRequest(worker, message, epoch, now, known=known | kept_layouts.keys())
-    orders = replace(orders, next_request=number + 1, pending={**kept, number: order})
-    asked_of = frozenset(o.worker for n, o in same.items() if n in kept) | {worker}
-    return with_listing(orders, PersistentListing(requested_seconds=now, source_job=older, requested_from=asked_of))
+    request = ListingRequest(worker, message, generation, now, known=known | stored_layouts.keys())
+    requests = replace(requests, next_request=request_id + 1, pending={**kept_requests, request_id: request})
+    asked_workers = frozenset(o.worker for n, o in same_requests.items() if n in kept_requests) | {worker}
+    return with_listing(
+        requests, PersistentListing(requested_seconds=now, source_job=source_job, requested_from=asked_workers)
+    )
 
 
-def void_listing(orders: PendingRequests) -> PendingRequests:
-    """Discards a listing asked for before a holder was read."""
-    others = {n: o for n, o in orders.pending.items() if not is_listing(o, older=False)}
-    seen = replace(orders.persistent, read_generation=None, requested_seconds=None)
-    return replace(orders, pending=others, persistent=seen)
+def void_listing(requests: PendingRequests) -> PendingRequests:
+    """Discards this job's listing and the requests for it, because a memory server was read after they were made."""
+    other_requests = {n: o for n, o in requests.pending.items() if not is_listing(o, older=False)}
+    listing = replace(requests.persistent, read_generation=None, requested_seconds=None)
+    return replace(requests, pending=other_requests, persistent=listing)
 
 
 def drop_persistent(
-    orders: PendingRequests, worker: WorkerId, epoch: int, checkpoints: tuple[Checkpoint, ...], now: float
+    requests: PendingRequests, worker: WorkerId, generation: int, checkpoints: tuple[Checkpoint, ...], now: float
 ) -> PendingRequests:
-    """Asks one agent to delete; one such request at a time.
+    """Requests from one agent that it deletes checkpoints, unless such a request is already unanswered.
 
-    From now on they count as gone: what is proven, restored or taken for the floor meanwhile would be gone a moment later.
+    The checkpoints leave the listing at once, so that none is chosen to restore from, or counted as uploaded or known
+    good, a moment before it is deleted.
     """
-    if any(isinstance(order.message, DeletePersistent) for order in orders.pending.values()):
-        return orders
-    number = orders.next_request
-    order = PendingRequest(worker, DeletePersistent(number, checkpoints), epoch, now)
+    if any(isinstance(request.message, DeletePersistent) for request in requests.pending.values()):
+        return requests
+    request_id = requests.next_request
+    request = PendingRequest(worker, DeletePersistent(request_id, checkpoints), generation, now)
     return replace(
-        orders,
-        next_request=number + 1,
-        pending={**orders.pending, number: order},
-        persistent=orders.persistent.without_checkpoints(frozenset(checkpoints)),
-        uploaded={c: saves for c, saves in orders.uploaded.items() if c not in checkpoints},
+        requests,
+        next_request=request_id + 1,
+        pending={**requests.pending, request_id: request},
+        persistent=requests.persistent.without_checkpoints(frozenset(checkpoints)),
+        uploaded={c: saves for c, saves in requests.uploaded.items() if c not in checkpoints},
     )
 
 
-def older_without(orders: PendingRequests, kept: Mapping[int, PendingRequest]) -> PersistentListing:
-    """An older job's listing that nobody will answer any more was never asked for."""
-    lost = any(is_listing(o, older=True) for n, o in orders.pending.items() if n not in kept)
-    return replace(orders.source_listing, requested_seconds=None) if lost else orders.source_listing
+def older_without(requests: PendingRequests, kept_requests: Mapping[int, PendingRequest]) -> PersistentListing:
+    """Returns the source job's listing; marks it as not requested if no request for it is among `kept_requests`."""
+    was_dropped = any(is_listing(o, older=True) for n, o in requests.pending.items() if n not in kept_requests)
+    return replace(requests.source_listing, requested_seconds=None) if was_dropped else requests.source_listing
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------
 
 MOST_TOLD = 5
-"""Records that a listing left out and that are told by name."""
+"""Unread records of one listing that are logged by name."""
 
 
-def apply_page(orders: PendingRequests, order: PendingRequest, page: PersistentPage) -> PendingRequests:
-    """One page. After the last the layouts that nobody knows are asked for, a few at a time; then the listing counts."""
-    asked = order.message
-    if not isinstance(asked, ListPersistent) or not isinstance(order, ListingRequest):
-        return orders
-    error, gathered = page.error, None
-    try:
-        gathered = taken(order.gathered, page, asked, orders.max_records)
-    except OutOfBounds as refusal:
-        error = str(refusal)
-        orders = with_refused(orders, (error,))
-    if error is None and gathered is None and not page.more:
-        missing = len(order.gathered.pages) + 1
-        error = f"page {missing} of {page.page + 1} of the listing was not received"
-    if error is None and page.more:
-        waits = order if gathered is None else replace(order, gathered=gathered)
-        return replace(orders, pending={**orders.pending, page.request: waits})
-    rest = {n: o for n, o in orders.pending.items() if n != page.request}
-    if error is not None or gathered is None:
-        orders = with_failure(
-            replace(orders, pending=rest), f"{order.worker} could not {describe_request(order.message)}: {error}"
-        )
-        seen = PersistentListing(requested_seconds=order.requested_seconds, error=error, source_job=asked.source_job)
-        return with_listing(orders, seen)
-    gathered = gathered.answered(asked.layouts or ())
-    wanted = lacking(gathered.whole(), order.known)
-    if wanted:
-        number = orders.next_request
-        more = ListPersistent(number, asked.source_job, manifests=False, layouts=wanted, begin=asked.begin)
-        order = replace(order, message=more, gathered=gathered.asked_anew())
-        return replace(orders, next_request=number + 1, pending={**rest, number: order})
-    # what others were asked for the same is answered with this
-    rest = {n: o for n, o in rest.items() if not _same_listing(o, order)}
-    return _listed(replace(orders, pending=rest), order, gathered)
+def apply_page(requests: PendingRequests, request: PendingRequest, page: PersistentPage) -> PendingRequests:
+    """Applies one page of a listing.
 
-
-def _listed(orders: PendingRequests, order: PendingRequest, gathered: PartialListing) -> PendingRequests:
-    older = order.message.source_job if isinstance(order.message, ListPersistent) else None
-    found, entries = gathered.whole(), gathered.whole().entries
-    # an agent of ours leaves out what breaks a bound, and says so in the words of the error
-    left_out = tuple(one.reason for one in found.left_out if OutOfBounds.MARK in one.reason)
-    orders = with_refused(replace(orders, refused=()), (*found.refused, *left_out))
-    for why in found.unreadable[:MOST_TOLD]:
-        orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
-    if older is not None:
-        entries = tuple(replace(m, save=replace(m.save, generation=-m.save.generation)) for m in entries)
-    seen = PersistentListing(
-        order.generation, entries, order.requested_seconds, source_job=older, unread_records=found.left_out
-    )
-    seen = replace(seen, newest_epoch=found.newest_epoch)
-    seen = replace(seen, undecidable=seen.unreadable_checkpoints(older is not None))
-    named = {m.layout for m in entries}
-    known = orders.layouts if older is None else orders.source_layouts
-    layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
-    for one in found.left_out[:MOST_TOLD]:
-        orders = with_failure(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
-    if len(found.left_out) > MOST_TOLD:
-        orders = with_failure(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
-    if older is not None:
-        return replace(orders, source_listing=seen, source_layouts=layouts)
-    still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
-    return replace(orders, persistent=seen.without_checkpoints(still), layouts=layouts)
-
-
-def _same_listing(order: PendingRequest, other: PendingRequest) -> bool:
-    one, two = order.message, other.message
-    return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.source_job == two.source_job
-
-
-def confirm_deletion(orders: PendingRequests, deleted: DeletePersistent) -> PendingRequests:
-    """Records that these checkpoints are deleted."""
-    deleting = orders.persistent.deleting - frozenset(deleted.checkpoints)
-    return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
-
-
-def with_listing(orders: PendingRequests, seen: PersistentListing) -> PendingRequests:
-    """Stores what is known of one job's listing.
-
-    What is being deleted from this job's own stays so: another request for a listing, or one that failed, tells nothing of it.
+    After the last page, requests layouts that the coordinator lacks, a few at a time. Stores the listing once none is
+    missing, or an error if a page is missing or exceeds a limit.
     """
-    if seen.source_job is not None:
-        return replace(orders, source_listing=seen)
-    return replace(orders, persistent=replace(seen, deleting=orders.persistent.deleting))
+    request_message = request.message
+    if not isinstance(request_message, ListPersistent) or not isinstance(request, ListingRequest):
+        return requests
+    error, partial_listing = page.error, None
+    try:
+        partial_listing = taken(request.gathered, page, request_message, requests.max_records)
+    except OutOfBounds as out_of_bounds:
+        error = str(out_of_bounds)
+        requests = with_refused(requests, (error,))
+    if error is None and partial_listing is None and not page.more:
+        missing_page = len(request.gathered.pages) + 1
+        error = f"page {missing_page} of {page.page + 1} of the listing was not received"
+    if error is None and page.more:
+        updated_request = request if partial_listing is None else replace(request, gathered=partial_listing)
+        return replace(requests, pending={**requests.pending, page.request: updated_request})
+    # this was the request's last page, or it failed: either way the request is answered
+    other_requests = {n: o for n, o in requests.pending.items() if n != page.request}
+    if error is not None or partial_listing is None:
+        requests = with_failure(
+            replace(requests, pending=other_requests),
+            f"{request.worker} could not {describe_request(request.message)}: {error}",
+        )
+        failed_listing = PersistentListing(
+            requested_seconds=request.requested_seconds, error=error, source_job=request_message.source_job
+        )
+        return with_listing(requests, failed_listing)
+    partial_listing = partial_listing.answered(request_message.layouts or ())
+    missing_digests = lacking(partial_listing.whole(), request.known)
+    if missing_digests:
+        request_id = requests.next_request
+        next_message = ListPersistent(
+            request_id,
+            request_message.source_job,
+            manifests=False,
+            layouts=missing_digests,
+            begin=request_message.begin,
+        )
+        request = replace(request, message=next_message, gathered=partial_listing.asked_anew())
+        return replace(requests, next_request=request_id + 1, pending={**other_requests, request_id: request})
+    # other agents' requests for the same listing are answered by this one
+    other_requests = {n: o for n, o in other_requests.items() if not _same_listing(o, request)}
+    return _finish_listing(replace(requests, pending=other_requests), request, partial_listing)
+
+
+def _finish_listing(
+    requests: PendingRequests, request: PendingRequest, partial_listing: PartialListing
+) -> PendingRequests:
+    source_job = request.message.source_job if isinstance(request.message, ListPersistent) else None
+    content, entries = partial_listing.whole(), partial_listing.whole().entries
+    # agents do not send records that exceed a limit; they send the text of OutOfBounds as the reason
+    rejected_reasons = tuple(record.reason for record in content.left_out if OutOfBounds.MARK in record.reason)
+    requests = with_refused(replace(requests, refused=()), (*content.refused, *rejected_reasons))
+    for message in content.unreadable[:MOST_TOLD]:
+        requests = with_failure(requests, f"cannot read a manifest in {source_job or 'the persistent tier'}: {message}")
+    if source_job is not None:
+        # negative generations keep the source job's checkpoints apart from this job's own
+        entries = tuple(replace(m, save=replace(m.save, generation=-m.save.generation)) for m in entries)
+    listing = PersistentListing(
+        request.generation, entries, request.requested_seconds, source_job=source_job, unread_records=content.left_out
+    )
+    listing = replace(listing, newest_epoch=content.newest_epoch)
+    listing = replace(listing, undecidable=listing.unreadable_checkpoints(source_job is not None))
+    layout_digests = {m.layout for m in entries}
+    stored_layouts = requests.layouts if source_job is None else requests.source_layouts
+    layouts = {
+        digest: text for digest, text in {**stored_layouts, **content.layouts}.items() if digest in layout_digests
+    }
+    for record in content.left_out[:MOST_TOLD]:
+        requests = with_failure(
+            requests, f"the listing of {source_job or 'the persistent tier'} lacks a record: {record}"
+        )
+    if len(content.left_out) > MOST_TOLD:
+        requests = with_failure(
+            requests,
+            f"the listing of {source_job or 'the persistent tier'} lacks {len(content.left_out) - MOST_TOLD} more records",
+        )
+    if source_job is not None:
+        return replace(requests, source_listing=listing, source_layouts=layouts)
+    still_deleting = requests.persistent.deleting & {m.save.checkpoint for m in entries}
+    return replace(requests, persistent=listing.without_checkpoints(still_deleting), layouts=layouts)
+
+
+def _same_listing(request: PendingRequest, other: PendingRequest) -> bool:
+    message, other_message = request.message, other.message
+    return (
+        isinstance(message, ListPersistent)
+        and isinstance(other_message, ListPersistent)
+        and message.source_job == other_message.source_job
+    )
+
+
+def confirm_deletion(requests: PendingRequests, request: DeletePersistent) -> PendingRequests:
+    """Records that an agent has deleted these checkpoints."""
+    deleting = requests.persistent.deleting - frozenset(request.checkpoints)
+    return replace(requests, persistent=replace(requests.persistent, deleting=deleting))
+
+
+def with_listing(requests: PendingRequests, listing: PersistentListing) -> PendingRequests:
+    """Stores a listing of this job or of the source job.
+
+    The deletions under way in this job's listing are kept: a new request, or a failed one, does not end them.
+    """
+    if listing.source_job is not None:
+        return replace(requests, source_listing=listing)
+    return replace(requests, persistent=replace(listing, deleting=requests.persistent.deleting))

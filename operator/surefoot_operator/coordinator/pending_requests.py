@@ -1,8 +1,8 @@
-"""Holds the unanswered requests to the agents of one job, and what they replied.
+"""Defines the requests to the agents of one job that are not answered yet, and the results of answered ones.
 
-Pure, and soft: a new coordinator starts with none and asks again for what still matters. The conversations change it:
-`barrier`, `uploads` and `listings` each have their requests, replies and messages in one file. `conversations`
-gives each reply to the one that it belongs to.
+Pure and not durable: a new coordinator starts without requests and repeats those that still matter. `barrier`,
+`uploads` and `listings` each create their own requests and apply the replies to them; `conversations` passes each
+reply to one of these three.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from surefoot_operator.job_snapshot import ObservedBarrier, PersistentListing
 RequestMessage = ListPersistent | RepairSave | DeletePersistent
 
 MOST_REFUSED = 8
-"""Sentences on records that broke a bound."""
+"""Error messages about records that exceed a limit; later ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,66 +34,80 @@ class PendingRequest:
     """A request that its worker's agent has not answered yet."""
 
     worker: WorkerId
+    """The worker whose agent must answer."""
     message: RequestMessage
+    """The request as it was sent, with its number."""
     generation: int
+    """The generation for which it was made; a newer generation drops it."""
     requested_seconds: float
+    """Unix time at which it was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequests:
-    """What agents have not answered, with what earlier answers told.
+    """The requests that agents have not answered, and the results of answered ones.
 
-    Each conversation has a file that alone changes its fields: `barrier`, `uploads`, `listings`.
+    `barrier`, `uploads` and `listings` each change their own group of fields.
     """
 
     next_request: int
-    """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
+    """Number of the next request. Starts above the numbers of earlier coordinators, whose late replies match nothing."""
     pending: Mapping[int, PendingRequest] = field(default_factory=dict)
-    """Requests of all conversations that are answered by number."""
+    """Unanswered requests by their number."""
     shutdowns: Mapping[WorkerId, Shutdown] = field(default_factory=dict)
+    """The workers that must flush and exit, with the message for each."""
     failures: tuple[str, ...] = ()
-    """Sentences of what agents could not do; taken by whoever logs them."""
+    """Error messages of agents that the reconciler has not logged yet, oldest first."""
 
     # barrier
     barrier: ObservedBarrier | None = None
+    """The newest barrier; None: none was proposed in this generation."""
 
     # uploads and repairs
     uploads: Mapping[WorkerId, UploadSave] = field(default_factory=dict)
+    """The saves that each worker must upload now; a worker that is missing here uploads nothing."""
     upload_round: int = 0
-    """The newest round of any of them."""
+    """The highest `round` of any message in `uploads` so far."""
     uploaded: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    """Saves that agents reported as uploaded; of the newest few checkpoints."""
     failed_uploads: Mapping[RankSave, int] = field(default_factory=dict)
-    """How often the upload of a save failed since it last began; of the newest few checkpoints."""
+    """Number of failed uploads of each save; of the newest few checkpoints."""
     unreadable: frozenset[RankSave] = frozenset()
-    """Saves of which an upload found every copy in memory damaged; of the newest few checkpoints."""
+    """Saves that could not be uploaded because every copy in memory is corrupt; of the newest few checkpoints."""
     upload_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     copied: Mapping[tuple[RankSave, MemoryServerInstance], float] = field(default_factory=dict)
-    """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
+    """Unix time at which a save was copied to a memory server, for copies that the server's index may not show yet."""
 
     # listings
     persistent: PersistentListing = field(default_factory=PersistentListing)
+    """The last listing of the job's persistent tier."""
     layouts: Mapping[str, str] = field(default_factory=dict)
-    """Layout records that the last listing brought, by digest."""
+    """Layout records of `persistent`, by digest."""
     source_listing: PersistentListing = field(default_factory=PersistentListing)
+    """The last listing of the source job's folder."""
     source_layouts: Mapping[str, str] = field(default_factory=dict)
+    """Layout records of `source_listing`, by digest."""
     refused: tuple[str, ...] = ()
-    """Records of the last listing that broke a bound: a sentence each."""
+    """Error messages about records of the last listing that exceed a limit."""
     max_records: int = field(default_factory=lambda: max_records(0))
-    """Manifests of one listing, and of one reading, that are kept: by what the job runs."""
+    """Manifests that one listing may have; follows from the number of ranks that the job may run."""
 
-    _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _messages_by_worker: dict[WorkerId, list[ToAgent]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cache of `requests_of`: `pending` grouped by worker."""
 
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
-        """Lists this worker's requests, oldest first; sorted by worker once."""
-        if not self._asked:
+        """Lists this worker's requests, oldest first."""
+        if not self._messages_by_worker:
             for _, request in sorted(self.pending.items()):
-                self._asked.setdefault(request.worker, []).append(request.message)
-        return self._asked.get(worker, ())
+                self._messages_by_worker.setdefault(request.worker, []).append(request.message)
+        return self._messages_by_worker.get(worker, ())
 
 
 def describe_request(message: RequestMessage) -> str:
-    """Describes a request by its verb and what it is about."""
+    """Describes a request as an infinitive that follows "could not" in an error message."""
     if isinstance(message, RepairSave):
         return f"copy {message.save} from {message.source} to {message.target}"
     if isinstance(message, ListPersistent):
@@ -101,18 +115,20 @@ def describe_request(message: RequestMessage) -> str:
     return "delete from the persistent tier"
 
 
-def with_failure(orders: PendingRequests, sentence: str) -> PendingRequests:
-    """Adds what an agent could not do, keeping the newest."""
-    return replace(orders, failures=(*orders.failures, shorten(sentence, MAX_CAUSE_CHARACTERS))[-32:])
+def with_failure(requests: PendingRequests, error_message: str) -> PendingRequests:
+    """Adds an error message of an agent, keeping the newest 32."""
+    return replace(requests, failures=(*requests.failures, shorten(error_message, MAX_CAUSE_CHARACTERS))[-32:])
 
 
-def with_refused(orders: PendingRequests, sentences: Iterable[str]) -> PendingRequests:
-    """Adds records that broke a bound, once each, keeping the first few."""
-    refused = dict.fromkeys((*orders.refused, *(shorten(one, MAX_CAUSE_CHARACTERS) for one in sentences)))
-    kept = tuple(refused)[:MOST_REFUSED]
-    return orders if kept == orders.refused else replace(orders, refused=kept)
+def with_refused(requests: PendingRequests, error_messages: Iterable[str]) -> PendingRequests:
+    """Adds error messages about records that exceed a limit, once each, keeping the first few."""
+    distinct_messages = dict.fromkeys(
+        (*requests.refused, *(shorten(message, MAX_CAUSE_CHARACTERS) for message in error_messages))
+    )
+    kept_messages = tuple(distinct_messages)[:MOST_REFUSED]
+    return requests if kept_messages == requests.refused else replace(requests, refused=kept_messages)
 
 
-def with_barrier(orders: PendingRequests, barrier: ObservedBarrier | None) -> PendingRequests:
-    """Stores the barrier; the same orders where it did not change, so that nothing is planned or sent for it."""
-    return orders if barrier is orders.barrier else replace(orders, barrier=barrier)
+def with_barrier(requests: PendingRequests, barrier: ObservedBarrier | None) -> PendingRequests:
+    """Stores the barrier; returns the same object if it did not change, so that nothing is planned or sent for it."""
+    return requests if barrier is requests.barrier else replace(requests, barrier=barrier)

@@ -1,10 +1,12 @@
-"""Tracks each agent's session: what every message changes.
+"""Tracks each agent's session, and applies every message of an agent to it.
 
-Pure: time is an argument. Called by `surefoot_operator.coordinator.agent_channel` and the simulator for each hello, message and broken
-connection; plans are made from `seen`. Nothing here is durable: agents report it all to a new coordinator.
+Pure: time is an argument. `surefoot_operator.coordinator.agent_channel` and the simulator call it for each hello,
+message and broken connection; the planner reads the resulting `ObservedSession`s. Nothing here is durable: agents
+report everything again to a new coordinator.
 
-Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
-finished, barrier_step and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).
+Reports belong to a generation. `ObservedSession.generation` is the newest one that the agent's trainers were started
+for. Its step, exit, exit code, barrier step and unreadable save are about that generation, even after the trainers have
+stopped (`stopped` may be newer). A report of an older generation is ignored, so a late message cannot end a newer one.
 """
 
 from __future__ import annotations
@@ -46,66 +48,80 @@ from surefoot_operator.job_snapshot import (
 )
 
 # ---- activity of ranks -----------------------------------------------------------------------------------------------
-# Cuts the looks that an agent tells as totals into windows. A window has enough looks of each rank, and some steps: one
-# evaluation that a program does not announce is one window, however long it takes. Nor does the first of an epoch
-# count: who has just been started, on another node than the others, reads and compiles what they have had for long.
+# Cuts the activity counts that an agent reports as running totals into windows. A window spans enough observations of
+# each rank and several steps, so an evaluation that the script does not announce fills one window, however long it
+# takes. The first window of a generation is dropped: a rank that has just started on a new node still reads data and
+# compiles code that its peers have cached, and would be mistaken for a straggler.
 
 WINDOW_OBSERVATIONS = 48
-"""Of each rank: some ten seconds."""
+"""Observations of each rank in one window, at least; about ten seconds."""
 
 WINDOW_STEPS = 4
+"""Training steps in one window, at least."""
 
 
-def add_activity(seen: ActivityHistory, told: Progress) -> ActivityHistory:
-    """Adds what one heartbeat of the same epoch tells of paces."""
-    windows = tuple(subtract(*pair) for pair in zip(seen.window_start_totals, told.activities, strict=False))
-    whole = tuple(one for one in windows if one is not None)
-    if len(whole) != len(told.activities) or len(seen.window_start_totals) != len(told.activities):
-        return ActivityHistory(told.activities, told.step)  # the first word of this epoch, or not all ranks told before
+def add_activity(history: ActivityHistory, progress: Progress) -> ActivityHistory:
+    """Adds the activity totals of one heartbeat of the same generation."""
+    changes = tuple(subtract(*pair) for pair in zip(history.window_start_totals, progress.activities, strict=False))
+    activities = tuple(activity for activity in changes if activity is not None)
+    if len(activities) != len(progress.activities) or len(history.window_start_totals) != len(progress.activities):
+        return ActivityHistory(progress.activities, progress.step)  # first report of this generation, or of some rank
     if (
-        told.step - seen.window_start_step < WINDOW_STEPS
-        or min(one.observations for one in whole) < WINDOW_OBSERVATIONS
+        progress.step - history.window_start_step < WINDOW_STEPS
+        or min(activity.observations for activity in activities) < WINDOW_OBSERVATIONS
     ):
-        return seen
-    window = (ActivityWindow(seen.window_start_step, whole),) if seen.warmed_up else ()
-    return ActivityHistory(told.activities, told.step, (*seen.windows, *window)[-MAX_WINDOWS:], warmed_up=True)
+        return history
+    window = (ActivityWindow(history.window_start_step, activities),) if history.warmed_up else ()
+    return ActivityHistory(
+        progress.activities, progress.step, (*history.windows, *window)[-MAX_WINDOWS:], warmed_up=True
+    )
 
 
 # ---- clocks and round trips of agents --------------------------------------------------------------------------------
-# Collects recent steps, stalls, drains and paces from one agent's heartbeats. Agents report at once when a save is
-# staged and when it has all its copies; the time between is its drain. Ends with the epoch, since another world has
-# other steps.
+# Collects recent step times, stalls, flush times and activity from one agent's heartbeats. Agents report at once when a
+# save is staged and when it has all its copies; the time between the two is its flush time. A new generation starts
+# with empty timings, because another world size has other step times.
 
 MAX_SAVES = 9
-"""Newest ones that count."""
+"""Saves, the newest, whose stall and flush times are remembered."""
 
 
-def add_timings(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
-    """Adds one heartbeat of the same epoch.
+def add_timings(timings: Timings, beat: Heartbeat, has_new_step: bool, now: float) -> Timings:
+    """Adds the times in one heartbeat of the same generation.
 
-    `grown`: it reports a new step.
+    Args:
+        timings: What earlier heartbeats reported.
+        beat: The heartbeat.
+        has_new_step: Whether it reports a step that no earlier one did.
+        now: Unix time at which it arrived, in seconds.
     """
-    told = beat.progress
-    if grown and told.step_seconds is not None:
-        timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])
-    if told.activities:
-        timings = replace(timings, pace=add_activity(timings.pace, told))
-    if told.stall_seconds is not None and timings.stalls[-1:] != (told.stall_seconds,):
-        timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MAX_SAVES:])
-    own = [c for c in beat.pending if c.generation == beat.generation]  # an older epoch's drain may have met its end
-    done = [now - since for c, since in timings.pending.items() if c not in own]
-    if done or len(own) != len(timings.pending):
-        pending = {c: timings.pending.get(c, now) for c in own}
-        timings = replace(timings, pending=pending, flushes=(*timings.flushes, *done)[-MAX_SAVES:])
+    progress = beat.progress
+    if has_new_step and progress.step_seconds is not None:
+        timings = replace(timings, steps=(*timings.steps, progress.step_seconds)[-MOST_STEPS:])
+    if progress.activities:
+        timings = replace(timings, pace=add_activity(timings.pace, progress))
+    if progress.stall_seconds is not None and timings.stalls[-1:] != (progress.stall_seconds,):
+        timings = replace(timings, stalls=(*timings.stalls, progress.stall_seconds)[-MAX_SAVES:])
+    # the flush of an older generation's save may end in this one; its time counts for neither
+    pending_saves = [c for c in beat.pending if c.generation == beat.generation]
+    new_flush_seconds = [
+        now - staged_seconds for c, staged_seconds in timings.pending.items() if c not in pending_saves
+    ]
+    if new_flush_seconds or len(pending_saves) != len(timings.pending):
+        staged_seconds_by_save = {c: timings.pending.get(c, now) for c in pending_saves}
+        timings = replace(
+            timings, pending=staged_seconds_by_save, flushes=(*timings.flushes, *new_flush_seconds)[-MAX_SAVES:]
+        )
     return timings
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
 
 MAX_NOTICES = 64
+"""Notices of agents, the newest, that wait for the reconciler to record them as events."""
 
 SKEW_SECONDS = 30.0
-"""A node's clock this far from the operator's is told: signatures and certificates bear a few minutes."""
+"""Larger differences between a node's clock and the operator's are reported; TLS and signed requests bear minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,40 +129,48 @@ class Session:
     """The session of one worker's newest agent."""
 
     observed: ObservedSession
+    """The part of the session that the planner reads."""
     hello_generation: int = 0
-    """Epoch that was running when it last connected: not 0 means that it is adopted, not started."""
+    """Generation whose trainers ran when the agent last connected; 0: none ran."""
     store: tuple[int, str] | None = None
-    """(epoch, host:port) of the store that this agent hosts."""
+    """(generation, host:port) of the TCPStore that this agent hosts; None: it has reported none."""
     wants_servers: bool = False
-    """Asked on this line to be told of every holder."""
+    """Whether the agent asked on this connection for the list of all memory servers."""
     replaced: frozenset[str] = frozenset()
-    """Incarnations that were this worker before; a thawed one must not come back."""
+    """Earlier incarnations of this worker's agent; one that was frozen and thaws must not connect again."""
 
     @property
     def worker(self) -> WorkerId:
+        """The worker, with its attempt, whose agent this is."""
         return WorkerId(self.observed.index, self.observed.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """All sessions of one job, with the world they belong to."""
+    """All sessions of one job, with its membership and the requests to its agents."""
 
     job: str
+    """Namespace and name of the job, as agents give them in their hello."""
     term_seconds: float
+    """Unix time at which this coordinator began to lead the job."""
     orders: PendingRequests
+    """Requests that agents have not answered, and the results of those that they have."""
     by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
+    """The newest session of each worker that has connected."""
     membership: Membership | None = None
+    """The membership in the stored status; None: no generation was claimed yet."""
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
+    """Notices of agents that the reconciler has not taken yet, oldest first."""
     speakers: Mapping[str, WorkerId] = field(default_factory=dict)
-    """Whose agent each incarnation is that has a session."""
+    """The worker of each agent incarnation that has a session."""
     turned_away_seconds: float = 0.0
-    """When an agent was last asked to come again; 0: none was."""
+    """Unix time at which an agent's hello was last rejected with "retry"; 0: never."""
 
 
 def new_sessions(job: str, now: float) -> Sessions:
-    """Begins a term without any session.
+    """Creates the state of a new coordinator, which knows no session yet.
 
-    Requests are numbered from the time on, so that no two terms share a number.
+    Request numbers start at the time in milliseconds, so that no two coordinators use the same number.
     """
     return Sessions(job, now, PendingRequests(next_request=int(now * 1000)))
 
@@ -156,58 +180,56 @@ def observed_sessions(sessions: Sessions) -> tuple[ObservedSession, ...]:
     return tuple(sessions.by_worker[worker].observed for worker in sorted(sessions.by_worker))
 
 
-def rejection(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None) -> HelloRejected | None:
-    """Says why this hello is refused; None: it is accepted.
+def rejection(sessions: Sessions, hello: Hello, existing_workers: frozenset[WorkerId] | None) -> HelloRejected | None:
+    """Returns why this hello must be rejected; None: it is accepted.
 
-    `known`: the fabric's workers; None: not known yet.
+    `known`: the workers that exist on the platform; None: not listed yet.
     """
     worker = WorkerId(hello.index, hello.attempt)
     if hello.job != sessions.job:
         return HelloRejected(f"this coordinator serves job {sessions.job}, not {hello.job}", retry=False)
-    if known is None:
+    if existing_workers is None:
         return HelloRejected("this coordinator has just started and does not know its workers yet", retry=True)
-    if worker not in known:
-        newer = max((w.attempt for w in known if w.index == worker.index), default=0)
-        if newer > worker.attempt:
-            return HelloRejected(f"{worker} was replaced by attempt {newer}", retry=False)
+    if worker not in existing_workers:
+        newest_attempt = max((w.attempt for w in existing_workers if w.index == worker.index), default=0)
+        if newest_attempt > worker.attempt:
+            return HelloRejected(f"{worker} was replaced by attempt {newest_attempt}", retry=False)
         return HelloRejected(f"{worker} is not among the workers of this job", retry=True)
     session = sessions.by_worker.get(worker)
     if session is not None and hello.incarnation in session.replaced:
         return HelloRejected(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
-    other = sessions.speakers.get(hello.incarnation)
-    if other is not None and other != worker:
+    other_worker = sessions.speakers.get(hello.incarnation)
+    if other_worker is not None and other_worker != worker:
         return HelloRejected(
-            f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
+            f"incarnation {hello.incarnation} is already {other_worker}: each agent start needs its own", retry=False
         )
     return None
 
 
 def record_retry_later(sessions: Sessions, now: float) -> Sessions:
-    """Records that an agent was asked to come again.
-
-    Not all that live have joined then.
-    """
+    """Records that a hello was rejected with "retry", so an agent may be alive that has no session yet."""
     return replace(sessions, turned_away_seconds=now)
 
 
 def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
-    """Applies an accepted hello; a new incarnation starts without facts."""
+    """Applies an accepted hello; an agent that restarted begins with an empty session."""
     worker = WorkerId(hello.index, hello.attempt)
-    old = sessions.by_worker.get(worker)
-    if old is not None and old.observed.incarnation == hello.incarnation:
+    old_session = sessions.by_worker.get(worker)
+    if old_session is not None and old_session.observed.incarnation == hello.incarnation:
         session = replace(
-            old, observed=replace(old.observed, connected=True, since_seconds=now, last_message_seconds=now)
+            old_session,
+            observed=replace(old_session.observed, connected=True, since_seconds=now, last_message_seconds=now),
         )
     else:
-        replaced = frozenset() if old is None else old.replaced | {old.observed.incarnation}
-        fresh = ObservedSession(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
-        session = Session(fresh, replaced=replaced)
+        replaced = frozenset() if old_session is None else old_session.replaced | {old_session.observed.incarnation}
+        observed = ObservedSession(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
+        session = Session(observed, replaced=replaced)
         speakers = {**sessions.speakers, hello.incarnation: worker}
-        if old is not None:
-            speakers.pop(old.observed.incarnation, None)
-        orders = conversations.drop_worker(sessions.orders, worker)
-        sessions = replace(sessions, orders=orders, speakers=speakers)
-    session = _in_generation(session, hello.generation)
+        if old_session is not None:
+            speakers.pop(old_session.observed.incarnation, None)
+        requests = conversations.drop_worker(sessions.orders, worker)
+        sessions = replace(sessions, orders=requests, speakers=speakers)
+    session = _enter_generation(session, hello.generation)
     stopped = max(session.observed.stopped, hello.stopped)
     store = (hello.generation, hello.store) if hello.store and hello.generation else session.store
     session = replace(
@@ -217,17 +239,19 @@ def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         store=store,
         wants_servers=False,
     )
-    return _with(sessions, session)
+    return _with_session(sessions, session)
 
 
 def is_adopted(sessions: Sessions, worker: WorkerId) -> bool:
-    """Whether this agent came while its trainers run the committed epoch.
+    """Whether this agent connected while its trainers were running the committed generation.
 
-    Such a word can wait for others: behind a new leader all agents of a job come so, and a plan for each of them took as
-    long as their lines.
+    The plan after such a hello may be delayed. After a change of leader all agents of a job reconnect this way, and one
+    plan for each of them took as long as all the connections did.
     """
-    world, session = sessions.membership, sessions.by_worker[worker]
-    return world is not None and world.state == "Committed" and session.hello_generation == world.generation
+    membership, session = sessions.membership, sessions.by_worker[worker]
+    return (
+        membership is not None and membership.state == "Committed" and session.hello_generation == membership.generation
+    )
 
 
 def connection_broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
@@ -235,49 +259,57 @@ def connection_broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessi
     session = sessions.by_worker.get(worker)
     if session is None or not session.observed.connected:
         return sessions
-    return _with(sessions, replace(session, observed=replace(session.observed, connected=False, since_seconds=now)))
+    return _with_session(
+        sessions, replace(session, observed=replace(session.observed, connected=False, since_seconds=now))
+    )
 
 
-def drop_gone_workers(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
+def drop_gone_workers(sessions: Sessions, existing_workers: Iterable[WorkerId]) -> Sessions:
     """Drops disconnected sessions of workers that no longer exist.
 
-    One that finished the committed epoch stays: its pod may be gone before the others have finished, and a world of
-    which it is missing would be begun again for steps that are made.
+    A worker that finished the committed generation is kept, because its pod may be deleted before the others finish.
+    Without its session the job would start another generation and repeat finished steps.
     """
-    keep = set(known)
-    gone = {
+    existing = set(existing_workers)
+    removed_workers = {
         w
         for w, s in sessions.by_worker.items()
-        if w not in keep and not s.observed.connected and not _has_finished(sessions, s.observed)
+        if w not in existing and not s.observed.connected and not _has_finished(sessions, s.observed)
     }
-    if not gone:
+    if not removed_workers:
         return sessions
-    orders = sessions.orders
-    for worker in gone:
-        orders = conversations.drop_worker(orders, worker)
-    kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
-    speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
-    return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
+    requests = sessions.orders
+    for worker in removed_workers:
+        requests = conversations.drop_worker(requests, worker)
+    remaining_sessions = {w: s for w, s in sessions.by_worker.items() if w not in removed_workers}
+    speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in removed_workers}
+    return replace(sessions, by_worker=remaining_sessions, orders=requests, speakers=speakers)
 
 
-def _has_finished(sessions: Sessions, seen: ObservedSession) -> bool:
-    world = sessions.membership
-    committed = world is not None and world.state == "Committed" and world.generation == seen.generation
-    return committed and seen.finished == 0
+def _has_finished(sessions: Sessions, observed: ObservedSession) -> bool:
+    membership = sessions.membership
+    is_committed = (
+        membership is not None and membership.state == "Committed" and membership.generation == observed.generation
+    )
+    return is_committed and observed.finished == 0
 
 
-def apply_membership(sessions: Sessions, world: Membership | None) -> Sessions:
-    """Takes over `status.membership`; requests of another one are void."""
-    if world == sessions.membership:
+def apply_membership(sessions: Sessions, membership: Membership | None) -> Sessions:
+    """Takes over the membership in the status, and drops requests of other generations."""
+    if membership == sessions.membership:
         return sessions
-    epoch, committed = (world.generation, world.state == "Committed") if world is not None else (0, False)
+    generation, is_committed = (
+        (membership.generation, membership.state == "Committed") if membership is not None else (0, False)
+    )
     return replace(
-        sessions, membership=world, orders=conversations.drop_other_generations(sessions.orders, epoch, committed)
+        sessions,
+        membership=membership,
+        orders=conversations.drop_other_generations(sessions.orders, generation, is_committed),
     )
 
 
 def apply_message(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
-    """Applies one message of a connected agent."""
+    """Applies one message of a connected agent, other than its hello."""
     session = sessions.by_worker.get(worker)
     if session is None:
         return sessions
@@ -294,42 +326,42 @@ def apply_message(sessions: Sessions, worker: WorkerId, message: FromAgent, now:
         case ListAllServers():
             session = replace(session, wants_servers=True)
         case HangReport():
-            session = _hang_evidence(session, message)
+            session = _apply_hang_report(session, message)
         case NodeHealth():
-            session, skewed = _apply_node_health(session, message, now)
-            told = ((worker, Notice("ClockSkew", skewed)),) if skewed else ()
-            sessions = replace(sessions, notices=(*sessions.notices, *told)[-MAX_NOTICES:])
+            session, clock_message = _apply_node_health(session, message, now)
+            new_notices = ((worker, Notice("ClockSkew", clock_message)),) if clock_message else ()
+            sessions = replace(sessions, notices=(*sessions.notices, *new_notices)[-MAX_NOTICES:])
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MAX_NOTICES:])
         case _:
             sessions = replace(sessions, orders=conversations.apply_reply(sessions.orders, worker, message, now))
-    return _with(sessions, session)
+    return _with_session(sessions, session)
 
 
 def store_address(sessions: Sessions) -> str | None:
-    """The committed epoch's store address; None until its host reports it."""
-    world = sessions.membership
-    if world is None or world.state != "Committed" or not world.members:
+    """Returns the address of the committed generation's TCPStore; None until its host has reported it."""
+    membership = sessions.membership
+    if membership is None or membership.state != "Committed" or not membership.members:
         return None
-    host = world.members[0]
+    host = membership.members[0]
     session = sessions.by_worker.get(WorkerId(host.index, host.attempt))
     if session is None or session.observed.incarnation != host.incarnation or session.store is None:
         return None
-    epoch, address = session.store
-    return address if epoch == world.generation else None
+    generation, address = session.store
+    return address if generation == membership.generation else None
 
 
-def _with(sessions: Sessions, session: Session) -> Sessions:
+def _with_session(sessions: Sessions, session: Session) -> Sessions:
     return replace(sessions, by_worker={**sessions.by_worker, session.worker: session})
 
 
-def _in_generation(session: Session, epoch: int) -> Session:
-    """Facts of an older epoch end where a newer one begins; 0 (nothing runs) ends nothing."""
-    if epoch <= session.observed.generation:
+def _enter_generation(session: Session, generation: int) -> Session:
+    """Clears the reports of older generations if `generation` is newer; 0 (no trainer runs) clears nothing."""
+    if generation <= session.observed.generation:
         return session
     blank = replace(
         session.observed,
-        generation=epoch,
+        generation=generation,
         progress=NO_PROGRESS,
         step_at_seconds=None,
         timings=Timings(),
@@ -344,22 +376,26 @@ def _in_generation(session: Session, epoch: int) -> Session:
     return replace(session, observed=blank)
 
 
-def apply_heartbeat(world: Membership | None, session: Session, beat: Heartbeat, now: float) -> Session:
-    """Applies a heartbeat, copying no more than what is seen.
+def apply_heartbeat(membership: Membership | None, session: Session, beat: Heartbeat, now: float) -> Session:
+    """Applies a heartbeat.
 
-    Nearly all messages are heartbeats.
+    Copies nothing but this session, because nearly all messages are heartbeats.
     """
-    session = _in_generation(session, beat.generation)
+    session = _enter_generation(session, beat.generation)
     old = session.observed
-    progress, grown, turned, timings = old.progress, False, False, old.timings
+    progress, has_new_step, pause_changed, timings = old.progress, False, False, old.timings
     if beat.generation == old.generation and beat.generation:
-        begun = world.parent.step if world is not None and world.generation == beat.generation and world.parent else 0
-        grown = beat.progress.step > max(progress.step, begun)
-        timings = add_timings(timings, beat, grown, now)
-        # a pause that is announced, or over, is a sign of life, and the time to the next step counts from it
-        turned = old.step_at_seconds is not None and beat.progress.pause_reason != progress.pause_reason
+        start_step = (
+            membership.parent.step
+            if membership is not None and membership.generation == beat.generation and membership.parent
+            else 0
+        )
+        has_new_step = beat.progress.step > max(progress.step, start_step)
+        timings = add_timings(timings, beat, has_new_step, now)
+        # the start or end of an announced pause is a sign of life: the wait for the next step begins again
+        pause_changed = old.step_at_seconds is not None and beat.progress.pause_reason != progress.pause_reason
         progress = beat.progress.merge_over(progress)
-    fresh = replace(
+    observed = replace(
         old,
         last_message_seconds=now,
         stopped=max(old.stopped, beat.stopped),
@@ -370,54 +406,58 @@ def apply_heartbeat(world: Membership | None, session: Session, beat: Heartbeat,
         final_saves_reported=old.finished is not None,
         terminating=beat.terminating,
         progress=progress,
-        step_at_seconds=now if grown or turned else old.step_at_seconds,
+        step_at_seconds=now if has_new_step or pause_changed else old.step_at_seconds,
         timings=timings,
     )
-    return replace(session, observed=fresh)
+    return replace(session, observed=observed)
 
 
-def apply_stopped(session: Session, epoch: int, now: float) -> Session:
-    """Applies an agent's word that nothing of it runs any more.
+def apply_stopped(session: Session, generation: int, now: float) -> Session:
+    """Applies an agent's report that none of its trainers runs.
 
-    It ends no request and moves no store: each agent of a world says it, within moments.
+    Changes nothing but this session: all agents of a generation send this report within moments of each other.
     """
     old = session.observed
-    return replace(session, observed=replace(old, last_message_seconds=now, stopped=max(old.stopped, epoch)))
+    return replace(session, observed=replace(old, last_message_seconds=now, stopped=max(old.stopped, generation)))
 
 
-def _hang_evidence(session: Session, message: HangReport) -> Session:
-    session = _in_generation(session, message.generation)
+def _apply_hang_report(session: Session, message: HangReport) -> Session:
+    session = _enter_generation(session, message.generation)
     if message.generation != session.observed.generation:
         return session
-    told = HangEvidence(message.step, message.stacks, message.moves, message.collectives) if message.stacks else None
-    return replace(session, observed=replace(session.observed, hang_evidence=told))
+    evidence = (
+        HangEvidence(message.step, message.stacks, message.moves, message.collectives) if message.stacks else None
+    )
+    return replace(session, observed=replace(session.observed, hang_evidence=evidence))
 
 
 def _apply_node_health(session: Session, message: NodeHealth, now: float) -> tuple[Session, str]:
-    """What an agent finds on its node now; and, where its clock turns out to be far off, a sentence on that."""
-    old, skew = session.observed, message.clock_seconds - now if message.clock_seconds else None
-    off = skew is not None and abs(skew) > SKEW_SECONDS
-    was_off = old.clock_skew_seconds is not None and abs(old.clock_skew_seconds) > SKEW_SECONDS
-    skewed = ""
-    if off and not was_off and skew is not None:
-        side = "ahead of" if skew > 0 else "behind"
-        skewed = f"the clock of node {old.node} is {abs(skew):.0f} s {side} the operator's"
-    same = [(one.reason, one.blame) for one in message.findings] == [(one.reason, one.blame) for one in old.findings]
-    fresh = replace(
-        old,
+    """Stores an agent's node health report; returns a message if the node's clock has just become wrong, else ""."""
+    old_observed, skew = session.observed, message.clock_seconds - now if message.clock_seconds else None
+    is_off = skew is not None and abs(skew) > SKEW_SECONDS
+    was_off = old_observed.clock_skew_seconds is not None and abs(old_observed.clock_skew_seconds) > SKEW_SECONDS
+    clock_message = ""
+    if is_off and not was_off and skew is not None:
+        direction = "fast" if skew > 0 else "slow"
+        clock_message = f"the clock of node {old_observed.node} is {abs(skew):.0f} s {direction} compared with the operator's: check its time synchronization"
+    is_unchanged = [(finding.reason, finding.blame) for finding in message.findings] == [
+        (finding.reason, finding.blame) for finding in old_observed.findings
+    ]
+    observed = replace(
+        old_observed,
         findings=message.findings,
-        findings_seconds=old.findings_seconds if same else now,
+        findings_seconds=old_observed.findings_seconds if is_unchanged else now,
         clock_skew_seconds=skew,
     )
-    return replace(session, observed=fresh), skewed
+    return replace(session, observed=observed), clock_message
 
 
 def _apply_report(
     session: Session, message: TrainerFailure | BarrierReached | UnreadableSave | Finished, now: float
 ) -> Session:
-    """Takes what happened in an epoch; what an older one still has to say does not matter any more."""
+    """Applies a report about one generation; a report of an older generation than the session's is ignored."""
     generation = message.generation
-    session = _in_generation(session, generation)
+    session = _enter_generation(session, generation)
     old = session.observed
     if generation != old.generation:
         return session
@@ -425,20 +465,21 @@ def _apply_report(
         return replace(session, observed=replace(old, barrier_step=message.step))
     if isinstance(message, UnreadableSave):
         report = (message.checkpoint, message.absent, shorten_text(message.detail, MAX_CAUSE_CHARACTERS))
-        # That every copy is bad outranks that one is absent, and the first report of a kind is as good as the next.
-        keep = old.unreadable_report is not None and (not old.unreadable_report[1] or message.absent)
-        return session if keep else replace(session, observed=replace(old, unreadable_report=report))
+        # "every copy is corrupt" replaces "a copy is absent"; of one kind the first report is kept
+        keeps_old_report = old.unreadable_report is not None and (not old.unreadable_report[1] or message.absent)
+        return session if keeps_old_report else replace(session, observed=replace(old, unreadable_report=report))
     if isinstance(message, Finished):
         return replace(session, observed=replace(old, finished=message.exit_code, finished_steps=message.steps))
+    # the first failure is the cause; a failure that merely follows from another rank's is replaced by it
     if old.exit is not None and (message.is_secondary or not old.exit.secondary):
         return session
-    exit_seen = ObservedExit(
+    new_exit = ObservedExit(
         message.generation, message.rank, message.code,
         shorten_text(message.cause, MAX_CAUSE_CHARACTERS), message.is_secondary, now,
         message.kind, shorten_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom_scope,
     )  # fmt: skip
-    at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
-    seen = replace(old, exit=replace(exit_seen, at_seconds=at_seconds))
+    at_seconds = new_exit.at_seconds if old.exit is None else old.exit.at_seconds
+    observed = replace(old, exit=replace(new_exit, at_seconds=at_seconds))
     if message.step > old.progress.step:
-        seen = replace(seen, progress=replace(old.progress, step=message.step))
-    return replace(session, observed=seen)
+        observed = replace(observed, progress=replace(old.progress, step=message.step))
+    return replace(session, observed=observed)

@@ -1,6 +1,6 @@
-"""Has agents copy saves: to the persistent tier (uploads), and between memory servers (repairs).
+"""Makes agents copy saves: to the persistent tier (uploads), and between memory servers (repairs).
 
-Pure. An upload is a wish that holds until it is withdrawn, a repair one numbered request.
+Pure. An upload stays in force, and is retried, until the plan withdraws it. A repair is one numbered request.
 """
 
 from __future__ import annotations
@@ -24,108 +24,118 @@ from surefoot_operator.coordinator.pending_requests import (
 # ---- uploads ---------------------------------------------------------------------------------------------------------
 
 MOST_PROMOTED = 8
-"""Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
+"""Checkpoints, the newest, whose upload results are remembered; plans read that of the pinned one."""
 
 
-def promote(orders: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
-    """Sets what each worker uploads; a worker not named stops.
+def promote(requests: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
+    """Sets the saves that each worker uploads; a worker that is missing in `shares` stops uploading.
 
-    A share that comes back after a while is of a new round. It would else be the message that the agent has had, and
-    be said never again, though the upload failed meanwhile.
+    A share that was withdrawn and returns gets a new round. Otherwise it would equal a message that the agent has
+    already received, and would not be sent again, although the upload may have failed.
     """
-    fresh = orders.upload_round + 1
-    wanted = {
-        worker: replace(share, round=old.round if (old := orders.uploads.get(worker)) is not None else fresh)
+    new_round = requests.upload_round + 1
+    upload_by_worker = {
+        worker: replace(
+            share, round=old_share.round if (old_share := requests.uploads.get(worker)) is not None else new_round
+        )
         for worker, share in shares.items()
     }
-    if orders.uploads == wanted:
-        return orders
-    newest = max((share.round for share in wanted.values()), default=0)
-    return replace(orders, uploads=wanted, upload_round=max(newest, orders.upload_round))
+    if requests.uploads == upload_by_worker:
+        return requests
+    newest_round = max((share.round for share in upload_by_worker.values()), default=0)
+    return replace(requests, uploads=upload_by_worker, upload_round=max(newest_round, requests.upload_round))
 
 
-def desired_upload(orders: PendingRequests, worker: WorkerId) -> UploadSave | None:
-    """Returns the share that this worker's agent must have received; None: it uploads nothing."""
-    return orders.uploads.get(worker)
+def desired_upload(requests: PendingRequests, worker: WorkerId) -> UploadSave | None:
+    """Returns the upload message that this worker's agent must have received; None: it uploads nothing."""
+    return requests.uploads.get(worker)
 
 
-def apply_reply(orders: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
-    """Records that a save was uploaded, or why it was not."""
+def apply_reply(requests: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
+    """Records that a save was uploaded, or why it was not; a failed upload is requested again."""
     if message.error is not None:
-        orders = _stumbled(_again(orders, worker, message.save), message.save)
+        requests = _count_failed_upload(_retry_upload(requests, worker, message.save), message.save)
         return with_failure(
-            _known_unreadable(orders, message.save) if message.unreadable else orders,
+            _add_unreadable_save(requests, message.save) if message.unreadable else requests,
             f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
-    saves = orders.uploaded.get(checkpoint, frozenset()) | {message.save}
-    promoted = {**orders.uploaded, checkpoint: saves}
-    spent = dict(orders.upload_times.get(checkpoint, {}))
-    if message.save not in orders.uploaded.get(checkpoint, frozenset()):
-        spent[worker] = spent.get(worker, 0.0) + message.seconds
-    times = {**orders.upload_times, checkpoint: spent}
-    for oldest in sorted(promoted, key=lambda c: (c.step, c.generation))[:-MOST_PROMOTED]:
-        del promoted[oldest]
-        times.pop(oldest, None)
-    return replace(orders, uploaded=promoted, upload_times=times)
+    uploaded_saves = requests.uploaded.get(checkpoint, frozenset()) | {message.save}
+    saves_by_checkpoint = {**requests.uploaded, checkpoint: uploaded_saves}
+    seconds_by_worker = dict(requests.upload_times.get(checkpoint, {}))
+    if message.save not in requests.uploaded.get(checkpoint, frozenset()):
+        seconds_by_worker[worker] = seconds_by_worker.get(worker, 0.0) + message.seconds
+    upload_times = {**requests.upload_times, checkpoint: seconds_by_worker}
+    for oldest in sorted(saves_by_checkpoint, key=lambda c: (c.step, c.generation))[:-MOST_PROMOTED]:
+        del saves_by_checkpoint[oldest]
+        upload_times.pop(oldest, None)
+    return replace(requests, uploaded=saves_by_checkpoint, upload_times=upload_times)
 
 
-def promotion_seconds(orders: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
-    """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
-    spent = orders.upload_times.get(checkpoint) if checkpoint is not None else None
-    return max(spent.values()) if spent else None
+def promotion_seconds(requests: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
+    """Returns the slowest worker's upload time for a checkpoint, in seconds; None: no upload was reported."""
+    seconds_by_worker = requests.upload_times.get(checkpoint) if checkpoint is not None else None
+    return max(seconds_by_worker.values()) if seconds_by_worker else None
 
 
-def _known_unreadable(orders: PendingRequests, save: RankSave) -> PendingRequests:
-    found = orders.unreadable | {save}
-    newest = sorted({s.checkpoint for s in found}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
-    return replace(orders, unreadable=frozenset(s for s in found if s.checkpoint in newest))
+def _add_unreadable_save(requests: PendingRequests, save: RankSave) -> PendingRequests:
+    unreadable_saves = requests.unreadable | {save}
+    newest_checkpoints = sorted({s.checkpoint for s in unreadable_saves}, key=lambda c: (c.step, c.generation))[
+        -MOST_PROMOTED:
+    ]
+    return replace(requests, unreadable=frozenset(s for s in unreadable_saves if s.checkpoint in newest_checkpoints))
 
 
-def _stumbled(orders: PendingRequests, save: RankSave) -> PendingRequests:
-    counts = {**orders.failed_uploads, save: orders.failed_uploads.get(save, 0) + 1}
-    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
-    return replace(orders, failed_uploads={s: n for s, n in counts.items() if s.checkpoint in newest})
+def _count_failed_upload(requests: PendingRequests, save: RankSave) -> PendingRequests:
+    counts = {**requests.failed_uploads, save: requests.failed_uploads.get(save, 0) + 1}
+    newest_checkpoints = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
+    return replace(requests, failed_uploads={s: n for s, n in counts.items() if s.checkpoint in newest_checkpoints})
 
 
-def _again(orders: PendingRequests, worker: WorkerId, save: RankSave) -> PendingRequests:
-    """The same wish in a new round: said again, since the agent has tried for as long as it does by itself."""
-    share = orders.uploads.get(worker)
+def _retry_upload(requests: PendingRequests, worker: WorkerId, save: RankSave) -> PendingRequests:
+    """Requests the upload again in a new round, because the agent has used up its own retries."""
+    share = requests.uploads.get(worker)
     if share is None or save not in share.saves:
-        return orders
-    number = orders.upload_round + 1
-    promotions = {**orders.uploads, worker: replace(share, round=number)}
-    return replace(orders, uploads=promotions, upload_round=number)
+        return requests
+    new_round = requests.upload_round + 1
+    upload_by_worker = {**requests.uploads, worker: replace(share, round=new_round)}
+    return replace(requests, uploads=upload_by_worker, upload_round=new_round)
 
 
 # ---- repairs ---------------------------------------------------------------------------------------------------------
 
 COPIED_SECONDS = 2.0
-"""Within so long after an agent has copied a save to a holder that holder's index is read anew."""
+"""Time after a repair within which the target server's index is read again and shows the copy."""
 
 
-def repair(orders: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSave]], now: float) -> PendingRequests:
-    """Asks agents to copy rank saves that none of them copies yet.
+def repair(requests: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSave]], now: float) -> PendingRequests:
+    """Requests and numbers repairs that are neither under way nor just finished.
 
-    All of a round at once: a holder that came back empty lacks thousands, and one by one each looks through all others.
-    One that was made is not asked for again before its target's index was read: each plan until then would have the same
-    bytes sent once more. The requests are numbered here.
+    Takes all repairs of a plan at once: a memory server that restarted empty lacks thousands of saves, and adding them
+    one by one would compare each with all others. A finished repair is not requested again before the target's index
+    was read; otherwise every plan until then would copy the same bytes once more.
     """
-    messages = (order.message for order in orders.pending.values())
-    asked = {(m.save, m.target, m.generation) for m in messages if isinstance(m, RepairSave)}
-    new: dict[int, PendingRequest] = {}
+    pending_messages = (request.message for request in requests.pending.values())
+    requested_copies = {(m.save, m.target, m.generation) for m in pending_messages if isinstance(m, RepairSave)}
+    new_requests: dict[int, PendingRequest] = {}
     for worker, copy in copies:
-        made = now - orders.copied.get((copy.save, copy.target), -math.inf) < COPIED_SECONDS
-        if not made and (copy.save, copy.target, copy.generation) not in asked:
-            asked.add((copy.save, copy.target, copy.generation))
-            number = orders.next_request + len(new)
-            new[number] = PendingRequest(worker, replace(copy, request=number), copy.generation, now)
-    if not new:
-        return orders
-    return replace(orders, next_request=orders.next_request + len(new), pending={**orders.pending, **new})
+        was_just_copied = now - requests.copied.get((copy.save, copy.target), -math.inf) < COPIED_SECONDS
+        if not was_just_copied and (copy.save, copy.target, copy.generation) not in requested_copies:
+            requested_copies.add((copy.save, copy.target, copy.generation))
+            request_id = requests.next_request + len(new_requests)
+            new_requests[request_id] = PendingRequest(worker, replace(copy, request=request_id), copy.generation, now)
+    if not new_requests:
+        return requests
+    return replace(
+        requests, next_request=requests.next_request + len(new_requests), pending={**requests.pending, **new_requests}
+    )
 
 
-def confirm_repair(orders: PendingRequests, copy: RepairSave, now: float) -> PendingRequests:
-    """Records that a save was copied to a memory server, whose index has yet to be read again."""
-    lately = {copied: at for copied, at in orders.copied.items() if now - at < COPIED_SECONDS}
-    return replace(orders, copied={**lately, (copy.save, copy.target): now})
+def confirm_repair(requests: PendingRequests, copy: RepairSave, now: float) -> PendingRequests:
+    """Records that a save was copied to a memory server whose index may not show it yet."""
+    recent_copies = {
+        save_and_target: copied_seconds
+        for save_and_target, copied_seconds in requests.copied.items()
+        if now - copied_seconds < COPIED_SECONDS
+    }
+    return replace(requests, copied={**recent_copies, (copy.save, copy.target): now})

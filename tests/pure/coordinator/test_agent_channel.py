@@ -92,7 +92,7 @@ class Talk:
         """Who was told since the last question, once nobody waits for his turn."""
         for _ in range(MANY):
             await asyncio.sleep(0)
-            if not self.channel._due:
+            if not self.channel._workers_to_serve:
                 break
         told, self.told[:] = list(self.told), []
         return told
@@ -160,7 +160,7 @@ def test_a_word_to_all_lets_others_have_their_turns() -> None:
         claimed = replace(STATUS, membership=Membership(2, "Claimed", members=MEMBERS))
         all_on.channel.apply_state(desired_state(claimed, UsableMemoryServers(HOLDERS), 2))
         most = 0
-        while all_on.channel._due:
+        while all_on.channel._workers_to_serve:
             await asyncio.sleep(0)
             most = max(most, len(all_on.told))
             all_on.told.clear()
@@ -237,14 +237,14 @@ def test_an_agent_that_stopped_costs_no_copy_of_all_sessions_and_changes_no_snap
         pytest.param(CLAIMED, 1, True, id="a world waits for it"),
     ],
 )
-def test_a_plan_waits_for_nobody_but_those_who_change_it(status: JobStatus, epoch: int, at_once: bool) -> None:
+def test_a_plan_waits_for_nobody_but_those_who_change_it(status: JobStatus, generation: int, at_once: bool) -> None:
     """Behind a new leader 2,000 agents came back, and each had its job planned: half of what they cost it."""
 
     async def talk() -> None:
         one, woken = Talk(), list[bool]()
         one.channel.apply_state(desired_state(status, USABLE, 2))
         one.channel._changed = woken.append
-        said = hello(7, incarnation=MEMBERS[7].incarnation, generation=epoch, stopped=1)
+        said = hello(7, incarnation=MEMBERS[7].incarnation, generation=generation, stopped=1)
         one.channel.join(said, cast(AgentConnection, Told([], 7)))
         assert woken == [at_once]
 
@@ -287,7 +287,7 @@ class Texts(AgentConnection):
         self.sent = list[str]()
         self.holders = MemoryServerList()
 
-    def _put(self, text: str) -> None:
+    def _queue_text(self, text: str) -> None:
         self.sent.append(text)
 
     def heard(self) -> list[Any]:

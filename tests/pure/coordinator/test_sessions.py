@@ -427,7 +427,7 @@ def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
     assert sessions.orders.persistent.read_generation == 3
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.layouts == {"layout": "{}"}
-    assert "cannot be read" in sessions.orders.failures[0]
+    assert "cannot read a manifest in the persistent tier" in sessions.orders.failures[0]
     assert words(sessions, A, CLAIMED) == (StopTrainers(3, "worker 1 lost"),)
 
 

@@ -89,8 +89,11 @@ def test_a_clock_that_is_far_off_is_told_when_it_comes_about() -> None:
     for now, clock in ((10.0, 10.5), (20.0, 320.0), (30.0, 331.0), (40.0, 40.0), (50.0, 5.0)):
         sessions = apply_message(sessions, WORKER, NodeHealth((), clock), now)
     assert [(notice.reason, notice.text) for _, notice in sessions.notices] == [
-        ("ClockSkew", "the clock of node n0 is 300 s ahead of the operator's"),
-        ("ClockSkew", "the clock of node n0 is 45 s behind the operator's"),
+        (
+            "ClockSkew",
+            "the clock of node n0 is 300 s fast compared with the operator's: check its time synchronization",
+        ),
+        ("ClockSkew", "the clock of node n0 is 45 s slow compared with the operator's: check its time synchronization"),
     ]
     unsaid = apply_message(joined(), WORKER, NodeHealth(), 1000.0)
     assert seen(unsaid).clock_skew_seconds is None

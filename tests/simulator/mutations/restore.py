@@ -138,7 +138,7 @@ RESTORE = (
     Mutation("a bad checkpoint is chosen again", patches=((restore_point, "unreadable_checkpoints", constant(frozenset())),),
              settings=replace(ROUGH, kinds=("chunk is damaged", "trainer dies"), faults=16, replicas=1)),
     Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_wait_for_flushes", constant(None)),), settings=DYING_TRAINERS),
-    Mutation("facts of an older epoch count in the next", patches=((sessions, "_in_generation", lambda s, e: replace(
-        s, seen=replace(s.seen, epoch=max(e, s.seen.epoch)))),), settings=ENDING),
+    Mutation("facts of an older epoch count in the next", patches=((sessions, "_enter_generation", lambda s, g: replace(
+        s, observed=replace(s.observed, generation=max(g, s.observed.generation)))),), settings=ENDING),
     Mutation("whoever ever said hello may be a member", patches=((claim, "is_usable", _whoever_lives), (claim, "newest_attempts", _whoever_spoke))),
 )  # fmt: skip

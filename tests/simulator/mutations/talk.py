@@ -87,7 +87,7 @@ def _at_once(facts: Any, hold: Any, wanted: Any) -> Any:
 
 def _every_worker(places: Any, session: Any) -> int | None:
     """Any agent of a member's worker takes its place."""
-    mine = (session.seen.index, session.seen.attempt)
+    mine = (session.observed.index, session.observed.attempt)
     return next((n for (index, attempt, _), n in places.items() if (index, attempt) == mine), None)
 
 
@@ -124,7 +124,7 @@ TALK = (
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
     Mutation("an agent says its facts once", patches=((agent_life, "next_state", _tells_once),), settings=OUTLIVED),
-    Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_member_index", _every_worker),),
+    Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_group_rank_of", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
     Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
     Mutation("what a node did counts as what the program did", patches=((plan, "decide_restart", _all_program),),
