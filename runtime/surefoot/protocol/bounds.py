@@ -1,8 +1,9 @@
-"""Bounds every number and size of a foreign record before anything is sized by it.
+"""Limits for every number and size in a record that another process wrote.
 
-Pure. A record of Redis, of a bucket or of an agent is its writer's word: whoever may write a job's keys can claim a
-world of a billion ranks in 300 bytes. A number that is used before it was compared ends the reader, and with the
-operator all jobs. Each bound stands here once, with its reason, far above what a large job needs.
+Pure. Records from Redis, from a bucket or from an agent are not trusted: anyone who can write a job's keys can claim a
+world size of a billion in 300 bytes. Code that allocates memory for such a number would crash the reader, and with the
+operator all jobs. So readers compare each number with a limit of this module first; every limit is far above the
+needs of a large job.
 """
 
 from __future__ import annotations
@@ -13,94 +14,97 @@ from surefoot.errors import OutOfBounds
 from surefoot.protocol.text import short_repr
 
 MAX_RANKS = 1 << 20
-"""Ranks of one world: ten times the largest training that is known."""
+"""Highest world size: ten times the largest training known."""
 MAX_COUNT = 1 << 53
-"""Steps, epochs and offsets: what JSON keeps exactly, and far from any 64-bit counter's end."""
+"""Highest step, generation or offset: the integers that JSON represents exactly."""
 MAX_RANK_BYTES = 1 << 40
-"""One rank's save: a GPU has 200 GB. It bounds the chunks of a save, whose keys are listed to drop it."""
+"""Largest save of one rank. It also limits the chunks of a save, whose keys are listed to delete it."""
 MAX_PART_BYTES = 1 << 29
-"""A digest table, or values: Redis stores no longer string."""
+"""Largest digest table or set of values: Redis stores no longer string."""
 MAX_NAME_CHARACTERS = 1024
-"""A digest, an incarnation, the name of an object."""
+"""Longest digest, incarnation or object name."""
 MAX_OBJECTS = 4096
-"""Objects beside modules and optimizers that one rank saves."""
+"""Stateful objects that one rank saves, apart from modules and optimizers."""
 MAX_MANIFEST_BYTES = 1 << 19
-"""A manifest has some 400 bytes; one with `MAX_OBJECTS` a few hundred thousand."""
+"""Longest rank manifest: usual are 400 bytes, with `MAX_OBJECTS` objects a few hundred thousand."""
 MAX_MANIFEST_VALUES = 1 << 14
+"""Numbers, texts and lists in one rank manifest."""
 
 MAX_LAYOUT_BYTES = 1 << 25
-"""A layout record: 50,000 parameters with two moments each are 25 MiB."""
+"""Longest layout record: 50,000 parameters with two moments each take 25 MiB."""
 MAX_LAYOUT_VALUES = 1 << 22
-"""Its numbers, texts and lists: those 150,000 tensors have 3.5 million. Each is 30 to 60 bytes once it is read."""
+"""Numbers, texts and lists in one layout record: those 150,000 tensors have 3.5 million, of 30 to 60 bytes in memory."""
 MAX_DIMENSIONS = 64
-"""PyTorch's own bound."""
+"""Dimensions of one tensor; PyTorch has the same limit."""
 MAX_COVERAGE_CORNERS = 1 << 22
-"""Corners of one tensor's pieces: a million ranks that cut along two dimensions. Seconds of one thread."""
+"""Corners of one tensor's pieces: a million ranks that shard two dimensions. Checking them takes seconds."""
 
 MAX_SMALL_BYTES = 1 << 16
-"""`newest.json`, the record of an epoch, the head of a list: some hundred bytes."""
+"""Longest small record (`newest.json`, a generation's record, the header of a manifest list): usual are some hundred bytes."""
 MAX_SMALL_VALUES = 1 << 10
+"""Numbers, texts and lists in one small record."""
 MAX_KEY_BYTES = 64
-"""A holder's fence, watermark and instance."""
+"""Longest value of a memory server's fence, watermark and instance key."""
 
 MAX_INDEX_ENTRIES = 1 << 13
-"""Of one job on one server: its node's ranks, and those of a few peers, times a handful of checkpoints."""
+"""Index entries of one job on one server: the ranks of its node and of a few peers, times a handful of checkpoints."""
 MAX_INDEX_BYTES = 1 << 24
+"""Bytes of one job's index on one server."""
 MAX_LEFTOVER_KEYS = 100_000
-"""Keys without an entry that one look at a server collects; the next look finds the others."""
+"""Keys without an index entry that one probe of a server collects; the next probe collects the rest."""
 MAX_REPLY_BYTES = 1 << 26
-"""One reply of a server: four times the longest index."""
+"""Longest reply of a memory server: four times the longest index."""
 MAX_REPLY_SECONDS = 30.0
-"""One reply, however steadily it trickles."""
+"""Time limit for one reply, so that a server that trickles bytes cannot block its reader."""
 
 MAX_PAGE_CHARACTERS = 5 << 23
-"""One page of a listing: a mebibyte, or one layout record with its quotes escaped."""
+"""Longest page of a listing: a mebibyte of manifests, or one layout record with its quotes escaped."""
 MAX_PAGE_TEXTS = 1 << 16
-"""Texts of one page: a mebibyte of manifests are some 3,000, and a thousand records may be left out."""
+"""Texts in one page of a listing: a mebibyte has some 3,000 manifests, and a thousand unread records may be named."""
 MAX_MESSAGE_VALUES = 1 << 18
-"""Numbers, texts and lists of a message that is read by Python's parser, because it is not as our own agents write it."""
+"""Numbers, texts and lists of a message that needs Python's own JSON parser, because our agents write it differently."""
 MAX_PAGES = 1 << 16
-"""Pages of one answer, repetitions included."""
+"""Pages of one listing, repeated ones included."""
 MAX_CAUSE_CHARACTERS = 1024
-"""Why a trainer ended, in one line: agents send 400."""
+"""Longest cause of a trainer's end, one line: agents send 400 characters."""
 MAX_DETAIL_CHARACTERS = 1 << 14
-"""Where each rank stood: agents send less, and the status keeps the beginning."""
+"""Longest detail of a failure (the stack of each rank): agents send less, and the status keeps the beginning."""
 
 _JOB_RECORDS, _RECORDS_OF_RANK = 1 << 15, 256
 
 
 def max_records(ranks: int) -> int:
-    """How many manifests of one job the operator keeps per tier: what it may take grows with what it runs."""
+    """Returns how many manifests of one job the operator keeps per tier; grows with the job's world size."""
     return _JOB_RECORDS + _RECORDS_OF_RANK * ranks
 
 
 def max_layout_bytes(records: int) -> int:
-    """How many bytes of layout records one listing may bring, beside so many manifests."""
+    """Returns how many bytes of layout records one listing may bring along with this many manifests."""
     return 2 * MAX_LAYOUT_BYTES + 4096 * records
 
 
 def max_layout_values(ranks: int) -> int:
-    """How many values of layout records the operator keeps for one job: the longest record of each rank."""
+    """Returns how many values of layout records the operator keeps for one job: the longest record for each rank."""
     return MAX_LAYOUT_VALUES * max(1, ranks)
 
 
 def check(record: str, field: str, value: int | float, most: int, least: int = 0) -> None:
     """Raises OutOfBounds unless `least` ≤ value ≤ `most`."""
-    if not least <= value <= most:  # what is no number (NaN) compares as false
+    if not least <= value <= most:  # written so that NaN, for which every comparison is false, is rejected
         raise OutOfBounds(record, field, short_repr(value), f"{least} to {most}")
 
 
 def check_text(record: str, field: str, text: str, most: int = MAX_NAME_CHARACTERS) -> None:
-    """Raises OutOfBounds for a text of more than `most` characters."""
+    """Raises OutOfBounds if the text has more than `most` characters."""
     if len(text) > most:
         raise OutOfBounds(record, f"the length of {field}", str(len(text)), f"0 to {most}")
 
 
 def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) -> None:
-    """Raises OutOfBounds before a JSON text is read that is too long, or would become too many values.
+    """Raises OutOfBounds if a JSON text is too long or would become too many values; called before it is parsed.
 
-    `[[],[],…` becomes thirty times its length in memory. Each value follows a comma or opens its container: commas and
-    opening brackets in texts are counted too, and the bounds leave room for them.
+    `[[],[],…` grows to thirty times its length in memory. Every value follows a comma or opens a container, so commas
+    and opening brackets are counted. Those within texts count too; the limits leave room for them.
     """
     if len(text) > max_bytes:
         raise OutOfBounds(record, "its length", str(len(text)), f"0 to {max_bytes}")
@@ -110,17 +114,17 @@ def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) 
 
 
 def values_of(text: str | bytes) -> int:
-    """At least as many values as this JSON text has, counted without reading it."""
+    """Returns an upper bound of the number of values in a JSON text, without parsing it."""
     if isinstance(text, str):
         return text.count(",") + text.count("[") + text.count("{")
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def has_every_rank(ranks: Collection[int], world: int) -> bool:
-    """Whether these distinct ranks are 0 to `world` - 1, without counting up to a foreign number."""
+    """Returns whether these distinct ranks are 0 to `world` - 1, in time that does not depend on a foreign `world`."""
     return len(ranks) == world and bool(ranks) and min(ranks) == 0 and max(ranks) == world - 1
 
 
 def shorten_text(text: str, most: int) -> str:
-    """The beginning of a text that is longer than `most` characters."""
+    """Cuts a text to `most` characters, the last of them `…`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,11 +1,11 @@
 """Encodes and decodes messages of frozen dataclasses as strictly typed JSON.
 
-Pure; for both lines (agent–coordinator, trainer–agent). A message carries its version and its type; whatever is
-unknown, missing, foreign, of another version or of another type is refused by name: a guessed field would let an old
-epoch's message be believed.
+Pure; used on both connections (agent to coordinator, trainer to agent). A message carries its version and its type.
+Unknown, missing or mistyped fields and other versions are rejected by name: if a field were guessed, a message of an
+old generation could be believed.
 
-msgspec reads what our own peers write, in microseconds. What it cannot take (a loss of NaN, as Python writes it), or
-what is foreign, is read again by Python's parser, which says what is wrong with it.
+msgspec decodes the messages of our own peers in microseconds. A message that it rejects (such as one with a loss of
+NaN, as Python writes it) is parsed again by Python, which accepts it or names the fault.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from surefoot.protocol import bounds
 from surefoot.protocol.text import escape_control_characters, is_plain_json, short_repr
 
 # ---- strict types ----------------------------------------------------------------------------------------------------
-# Reads frozen dataclasses from JSON, strictly typed by msgspec. What does not fit is named by path and value. A
-# dataclass cannot refuse foreign fields or be renamed: its *mirror* can, a msgspec struct made from its type hints
-# once. Without one engine for messages, statuses and records each would have its own idea of what a number is.
+# Builds frozen dataclasses from JSON, strictly typed by msgspec. A mismatch is reported by path and value. A dataclass
+# can neither reject unknown fields nor rename its own, so each gets a *mirror*: a msgspec struct, made once from its
+# type hints. Messages, statuses and records all use this one engine, so that they share one definition of a number.
 
 T = TypeVar("T")
 
 FLAT = "flat"
-"""In a field's metadata: the fields of its value stand beside the others."""
+"""Metadata key of a dataclass field whose own fields are written into the enclosing object."""
 
 _AT = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
 _PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -43,18 +43,21 @@ _KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", d
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """How a dataclass is written."""
+    """How a dataclass is represented in JSON."""
 
     foreign: bool = False
-    """Whether fields that it does not have are passed over; else they are refused."""
+    """Whether unknown fields are ignored; else they are rejected."""
     rename: Callable[[str], str] | None = None
+    """Makes a field's JSON name from its Python name; None: the names are equal."""
 
 
 class TypeMismatch(Exception):
-    """A body is not of its type: `path` and `why`.
+    """A JSON value does not have the type that it should have.
 
-    `path` begins with a dot or is empty. `foreign` is the name of a field that the type does not have, if that is
-    wrong.
+    Attributes:
+        path: Where the value is, as in `.saved.step`; empty for the outermost object.
+        reason: What is wrong there, to be read after the path.
+        foreign: Name of the unknown field; None for any other mismatch.
     """
 
     def __init__(self, path: str, why: str, foreign: str | None = None) -> None:
@@ -65,14 +68,17 @@ class TypeMismatch(Exception):
 
 
 def hints_of(cls: type[Any]) -> Mapping[str, Any]:
-    """Type hints of a dataclass, compiled once."""
+    """Returns the type hints of a dataclass, resolved once."""
     return _hints(typing.cast(Hashable, cls))
 
 
 def build_struct(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
-    """Makes the struct that reads a `cls`; `tag` makes it a message.
+    """Makes the msgspec struct (mirror) that decodes a `cls`.
 
-    A message has its version in `v` and the tag in `type`.
+    Args:
+        cls: The dataclass.
+        shape: How it is represented.
+        tag: Makes it a message, with this text in its field `type` and the version in `v`; None: no message.
     """
     return _mirror(typing.cast(Hashable, cls), shape, tag)
 
@@ -83,15 +89,15 @@ def _hints(cls: Hashable) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _mirror(known: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
-    cls = typing.cast(type[Any], known)
+def _mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
+    cls = typing.cast(type[Any], dataclass_type)
     flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
     fields = [*([] if tag is None else [("v", int)]), *_fields(cls, shape)]
-    fields.sort(key=lambda one: len(one) > 2)  # those with a default may not stand before others
+    fields.sort(key=lambda field: len(field) > 2)  # a struct's fields with a default must follow those without
     return msgspec.defstruct(
         cls.__name__,
         fields,
-        namespace={name: property(lambda self: self) for name in flat},  # it has the fields of each itself
+        namespace={name: property(lambda self: self) for name in flat},  # the struct itself has the inlined fields
         frozen=True,
         forbid_unknown_fields=not shape.foreign,
         rename=shape.rename,
@@ -101,21 +107,21 @@ def _mirror(known: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.
 
 
 def read(cls: type[T], body: object, shape: JsonShape = JsonShape()) -> T:
-    """A `cls` from what JSON decodes to. Raises Misfit."""
+    """Builds a `cls` from decoded JSON; raises TypeMismatch if it does not fit."""
     return to_dataclass(cls, require_type(build_struct(cls, shape), body))
 
 
-def require_type(wanted: Any, body: object) -> Any:
-    """`body` as `wanted`, a mirror. Raises Misfit."""
+def require_type(mirror: Any, body: object) -> Any:
+    """Converts decoded JSON to the mirror `wanted`; raises TypeMismatch if it does not fit."""
     try:
-        return msgspec.convert(body, wanted)
+        return msgspec.convert(body, mirror)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
-        raise _misfit(str(error), wanted, body) from error
+        raise _misfit(str(error), mirror, body) from error
 
 
-def to_dataclass(cls: type[T], made: msgspec.Struct) -> T:
-    """Makes the dataclass of a mirror; missing fields take their defaults."""
-    return msgspec.convert(made, cls, from_attributes=True)
+def to_dataclass(cls: type[T], struct: msgspec.Struct) -> T:
+    """Builds the dataclass of a mirror; missing fields take their defaults."""
+    return msgspec.convert(struct, cls, from_attributes=True)
 
 
 def _fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
@@ -134,7 +140,7 @@ def _mirrored(hint: Any, shape: JsonShape) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None or origin is Literal:
         return hint
-    inner = tuple(a if a is Ellipsis else _mirrored(a, shape) for a in arguments)
+    inner = tuple(argument if argument is Ellipsis else _mirrored(argument, shape) for argument in arguments)
     return Union[inner] if origin in (Union, types.UnionType) else origin[inner]  # noqa: UP007  made of a list
 
 
@@ -148,14 +154,14 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
     return (field.default,)
 
 
-def _misfit(text: str, wanted: Any, body: object) -> TypeMismatch:
-    """Converts msgspec's message: it names no value, and a mapping's key by three dots."""
-    found = _AT.fullmatch(text)
-    sentence, steps = (found[1], _PART.findall(found[2])) if found is not None else (text, [])
-    got = re.search(r"got `(\w+)`", sentence)
-    path, value, hint = "", body, wanted
-    for name, place in steps:
-        value, key = _inner(value, name or place, got[1] if got is not None else "")
+def _misfit(error_text: str, mirror: Any, body: object) -> TypeMismatch:
+    """Converts msgspec's error, which names no value and writes `...` for a mapping's key."""
+    location = _AT.fullmatch(error_text)
+    sentence, steps = (location[1], _PART.findall(location[2])) if location is not None else (error_text, [])
+    actual_kind = re.search(r"got `(\w+)`", sentence)
+    path, value, hint = "", body, mirror
+    for name, index in steps:
+        value, key = _inner(value, name or index, actual_kind[1] if actual_kind is not None else "")
         path += f".{key}" if name else f"[{key}]"
         hint = _hint_at(hint, name)
     names = _names(hint)
@@ -168,7 +174,7 @@ def _misfit(text: str, wanted: Any, body: object) -> TypeMismatch:
 
 
 def _inner(value: object, key: str, kind: str) -> tuple[object, str]:
-    """What lies under `key`; of a mapping whose key is not told, the first value of the `kind` that was found."""
+    """Returns the value under `key` and the key; for the key `...` of a mapping, the first value of type `kind`."""
     if key == "..." and isinstance(value, dict):
         for name, item in value.items():
             if _KINDS.get(type(item)) == kind:
@@ -182,7 +188,7 @@ def _inner(value: object, key: str, kind: str) -> tuple[object, str]:
 
 
 def _hint_at(hint: Any, name: str) -> Any:
-    """The type of a field of `hint`, or of a member of it."""
+    """Returns the type of a field of `hint`, or of the items of `hint` if `name` is empty; None if unknown."""
     for option in (hint, *get_args(hint)):
         if not name and get_origin(option) in (tuple, dict):
             return get_args(option)[-1 if get_origin(option) is dict else 0]
@@ -194,15 +200,17 @@ def _hint_at(hint: Any, name: str) -> Any:
 
 
 def _names(hint: Any) -> set[str]:
-    found = {"v", "type"}
+    names = {"v", "type"}
     for option in (hint, *get_args(hint)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
-            found.update(field.encode_name for field in msgspec.structs.fields(option))
-    return found
+            names.update(field.encode_name for field in msgspec.structs.fields(option))
+    return names
 
 
 def _describe_mismatch(sentence: str, value: object, hint: Any) -> str:
-    options = [a for option in (hint, *get_args(hint)) if get_origin(option) is Literal for a in get_args(option)]
+    options = [
+        literal for option in (hint, *get_args(hint)) if get_origin(option) is Literal for literal in get_args(option)
+    ]
     length = re.search(r"`array` of length (\d+), got (\d+)", sentence)
     if length is not None:
         return f"has {length[2]} entries, not {length[1]}"
@@ -221,7 +229,7 @@ def _describe_mismatch(sentence: str, value: object, hint: Any) -> str:
 
 
 def inlined(default: Any) -> Any:
-    """A dataclass field whose own fields are written into the message."""
+    """Declares a dataclass field whose own fields are written into the enclosing message."""
     return dataclasses.field(default=default, metadata={FLAT: True})
 
 
@@ -229,7 +237,7 @@ class Codec:
     """Encodes and decodes a closed set of messages in one version."""
 
     def __init__(self, message_types: Sequence[type[Any]], version: int, plain_texts: bool = False) -> None:
-        """`plain_texts`: control characters of every text that is read are written out."""
+        """Makes a codec; with `plain_texts`, control characters in decoded texts are replaced by escapes."""
         self._types = {cls.__name__: cls for cls in message_types}
         self._version = version
         self._plain_texts = plain_texts
@@ -247,14 +255,14 @@ class Codec:
         return json.dumps({"v": self._version, "type": cls.__name__, **body}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
-        """Decodes a message; raises ProtocolError that names what is foreign."""
+        """Decodes a message; raises ProtocolError that names what does not fit."""
         try:
             text = text if isinstance(text, str) else text.decode()
             if text.startswith(self._beginning) and (not self._plain_texts or is_plain_json(text)):
-                made = self._decoder.decode(text)
-                return to_dataclass(self._types[type(made).__name__], made)
+                struct = self._decoder.decode(text)
+                return to_dataclass(self._types[type(struct).__name__], struct)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-            pass  # not as our peers write it: right all the same, or refused by name
+            pass  # not as our own peers write it: the slower path below accepts it or names the fault
         return self._read(text)
 
     def _read(self, text: str | bytes) -> Any:
@@ -262,9 +270,9 @@ class Codec:
             bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"a message is not JSON: {error}") from error
+            raise ProtocolError(f"cannot decode a message, it is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise ProtocolError(f"a message is a JSON {type(body).__name__}, not an object")
+            raise ProtocolError(f"cannot decode a message: it is a JSON {type(body).__name__}, not an object")
         version, name = body.get("v"), body.get("type")
         if type(version) is not int:
             raise ProtocolError(
@@ -272,24 +280,24 @@ class Codec:
             )
         if version != self._version:
             raise ProtocolError(
-                f"message {short_repr(name)} speaks version {short_repr(version)}, this side {self._version}: upgrade the older one"
+                f"message {short_repr(name)} has protocol version {short_repr(version)}, this process has {self._version}: upgrade the older one"
             )
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None:
-            raise ProtocolError(f"no message of version {version} is called {short_repr(name)}")
-        wanted = build_struct(cls, tag=cls.__name__)
+            raise ProtocolError(f"protocol version {version} has no message type {short_repr(name)}")
+        mirror = build_struct(cls, tag=cls.__name__)
         try:
-            made = require_type(wanted, body)
-            if self._plain_texts:  # behind the check, which knows how deep a message can be
-                made = require_type(wanted, _written_out(msgspec.to_builtins(made)))
-        except TypeMismatch as misfit:
-            of_version = f" in version {version}" if misfit.foreign is not None else ""
-            raise ProtocolError(f"{cls.__name__}{misfit.path} {misfit.reason}{of_version}") from misfit
-        return to_dataclass(cls, made)
+            struct = require_type(mirror, body)
+            if self._plain_texts:  # after the type check, which limits how deep this recursion can go
+                struct = require_type(mirror, _written_out(msgspec.to_builtins(struct)))
+        except TypeMismatch as mismatch:
+            of_version = f" in version {version}" if mismatch.foreign is not None else ""
+            raise ProtocolError(f"{cls.__name__}{mismatch.path} {mismatch.reason}{of_version}") from mismatch
+        return to_dataclass(cls, struct)
 
 
 def _written_out(value: Any) -> Any:
-    """`value` with each of its texts made harmless, names of fields included: ours stay as they are."""
+    """Returns `value` with control characters escaped in all its texts, field names included."""
     if isinstance(value, str):
         return escape_control_characters(value)
     if isinstance(value, (list, tuple)):

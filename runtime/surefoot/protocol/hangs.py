@@ -1,7 +1,9 @@
-"""Describes each rank's collective, and finds who is not in it.
+"""Finds the outlier in a hang: the rank that differs from all others.
 
-Pure; agents say it of their own ranks, from PyTorch's flight recorder, and the operator compares those of all. Stacks of
-ranks that wait in one line of the program look alike, whatever each of them waits for there.
+Pure. In a hang nearly all ranks wait in one collective for a rank that does not come; whose timer expires first proves
+nothing. Agents describe each rank's collective, from PyTorch's flight recorder, and its stack; the operator compares
+them over all ranks. Collectives are compared first: ranks that wait in the same line of the program have equal stacks
+even if each waits for something else.
 """
 
 from __future__ import annotations
@@ -15,259 +17,301 @@ from typing import Literal
 from surefoot.protocol.text import join_names
 
 _LIKE_TENSORS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base")
-"""Calls to which every rank gives as much; of others a program may give unlike parts."""
+"""Calls in which every rank passes equally large tensors; in others, ranks may pass different ones."""
 _DEFAULT_GROUP = "default_pg"
-"""PyTorch's name of the group of all ranks."""
-_MAX_NAMED = 8
+"""PyTorch's name for the process group of all ranks."""
+_MAX_NAMED_RANKS = 8
+"""Ranks that a text lists by number; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What ranks wait for in one process group, or finished last."""
+    """A collective that ranks wait in, or finished last, in one process group."""
 
     ranks: tuple[int, ...]
+    """Ranks of one worker whose call is the same."""
     group: str
-    """By the name that all its ranks know it by."""
+    """Name of the process group, equal on all its ranks."""
     number: int
-    """Counted within the group; equal on all its ranks for one and the same call."""
+    """Sequence number within the group, equal on all its ranks for the same call."""
     call: str
+    """PyTorch's name of the operation, as `all_reduce`."""
     tensors: str
-    """Types and sizes of what the rank gave."""
+    """Types and sizes of the tensors that the rank passed; empty: unknown."""
     state: Literal["finished", "scheduled", "started"]
+    """scheduled: called but not yet running on the device; started: running there."""
     pairwise: bool = False
-    """A send or receive, which concerns two ranks: numbers of unlike ranks say nothing."""
+    """A send or receive between two ranks: its sequence number cannot be compared with other pairs'."""
 
     @property
     def waits(self) -> bool:
+        """Whether the ranks are still in this call."""
         return self.state != "finished"
 
     def __str__(self) -> str:
-        given = f" ({self.tensors})" if self.tensors else ""
-        return f"{self.call} #{self.number} of {self.group}{given}"
+        tensors = f" ({self.tensors})" if self.tensors else ""
+        return f"{self.call} #{self.number} of {self.group}{tensors}"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveOutlier:
-    """Who is not where all others wait.
-
-    `rank` None: nobody can be named, and `text` says why.
-    """
+    """Conclusion from comparing the collectives of all ranks."""
 
     rank: int | None
+    """The rank that differs from all others; None: no single one can be named, and `text` gives the reason."""
     text: str
+    """The difference, to be read after the rank's name; a whole sentence if `rank` is None."""
     program: bool
-    """The ranks' code paths differ: a fault of the program, and of no node."""
+    """The ranks took different paths in the code: a fault of the program, not of a node."""
 
 
-Own = Mapping[int, tuple[Collective, ...]]
+CallsByRank = Mapping[int, tuple[Collective, ...]]
+"""The collectives of each rank."""
 
 
-def find_outlier(told: Iterable[Collective]) -> CollectiveOutlier | None:
-    """Names the one rank that provably holds all others up.
+def find_outlier(collectives: Iterable[Collective]) -> CollectiveOutlier | None:
+    """Names the one rank that provably blocks all others.
 
     Returns:
-        The only rank that waits in none and has not entered one that others wait in; or the only one that waits in another
-        than at least two others do. None where nothing is proven.
+        The only rank that waits in no collective and has not entered one in which others wait; or the only rank that
+        waits in another collective than all others (at least two). None if nothing is proven.
     """
-    own: dict[int, tuple[Collective, ...]] = {}
-    for one in told:
-        for rank in one.ranks:
-            own[rank] = (*own.get(rank, ()), one)
-    free = [rank for rank, calls in own.items() if not any(c.waits for c in calls)]
-    if len(free) == 1 and len(own) > 1:
-        return _not_entered(own, free[0])
-    if free or len(own) < 2:
+    calls_by_rank: dict[int, tuple[Collective, ...]] = {}
+    for collective in collectives:
+        for rank in collective.ranks:
+            calls_by_rank[rank] = (*calls_by_rank.get(rank, ()), collective)
+    idle_ranks = [rank for rank, calls in calls_by_rank.items() if not any(c.waits for c in calls)]
+    if len(idle_ranks) == 1 and len(calls_by_rank) > 1:
+        return _find_not_entered(calls_by_rank, idle_ranks[0])
+    if idle_ranks or len(calls_by_rank) < 2:
         return None
-    return _unlike(own) or _elsewhere(own) or _not_started(own)
+    return (
+        _find_different_calls(calls_by_rank)
+        or _find_in_other_collective(calls_by_rank)
+        or _find_not_started(calls_by_rank)
+    )
 
 
-def _not_entered(own: Own, rank: int) -> CollectiveOutlier | None:
-    """The only rank that waits for nobody, if it is awaited.
+def _find_not_entered(calls_by_rank: CallsByRank, rank: int) -> CollectiveOutlier | None:
+    """Names the only rank that waits in no collective, if others wait for it.
 
-    Not where it alone tells nothing of the group of all ranks: its recorder has lost what it waits in.
+    If this rank alone reports nothing of the group of all ranks, its recorder has lost the call: then nothing is proven.
     """
-    last = {c.group: c for c in own[rank] if not c.pairwise}
-    if _DEFAULT_GROUP not in last and any(c.group == _DEFAULT_GROUP for calls in own.values() for c in calls):
+    last_by_group = {c.group: c for c in calls_by_rank[rank] if not c.pairwise}
+    if _DEFAULT_GROUP not in last_by_group and any(
+        c.group == _DEFAULT_GROUP for calls in calls_by_rank.values() for c in calls
+    ):
         return None
     awaited = [
         c
-        for other, calls in own.items()
+        for other, calls in calls_by_rank.items()
         for c in calls
-        if other != rank and c.waits and not c.pairwise and c.group in last and last[c.group].number < c.number
+        if other != rank
+        and c.waits
+        and not c.pairwise
+        and c.group in last_by_group
+        and last_by_group[c.group].number < c.number
     ]
     if not awaited:
         return None
     call = max(awaited, key=lambda c: (c.number, c.group))
     return CollectiveOutlier(
-        rank, f"has not entered {call}, in which others wait; its last was {last[call.group]}", False
+        rank, f"has not entered {call}, in which others wait; its last was {last_by_group[call.group]}", False
     )
 
 
-def _unlike(own: Own) -> CollectiveOutlier | None:
-    """Ranks that made unlike calls under one number of one group."""
-    kinds: dict[tuple[str, int], dict[str, list[int]]] = {}
-    for rank, calls in own.items():
-        for c in calls:
-            if c.waits and not c.pairwise:
-                kinds.setdefault((c.group, c.number), {}).setdefault(_kind(c), []).append(rank)
-    found = [(place, by) for place, by in kinds.items() if len(by) > 1]
-    if len(found) != 1:
-        return None
-    ((group, number), by), *_ = found
-    few, *more = sorted(by.items(), key=lambda one: (len(one[1]), one[1]))
-    if len(more) == 1 and len(few[1]) == 1 < len(more[0][1]):
-        ((kind, (rank,)), (others, _)) = few, more[0]
-        text = f"is at {kind} #{number} of {group}, where all others are at {others} #{number}"
-        return CollectiveOutlier(rank, text, True)
-    who = "; ".join(f"{_ranks(ranks)} at {kind}" for kind, ranks in sorted(by.items(), key=lambda one: one[1]))
-    return CollectiveOutlier(None, f"under number {number} of {group} ranks made unlike calls: {who}", True)
-
-
-def _elsewhere(own: Own) -> CollectiveOutlier | None:
-    """The only rank that waits in other collectives than all others, which wait in the same."""
-    waits = {rank: frozenset(_collective_key(c) for c in calls if c.waits) for rank, calls in own.items()}
-    groups = Counter(waits.values()).most_common()
-    if len(groups) != 2 or groups[1][1] != 1 or groups[0][1] < 2:
-        return None
-    rank = next(rank for rank, places in waits.items() if places == groups[1][0])
-    other = next(rank for rank, places in waits.items() if places == groups[0][0])
-    own_call, call = _newest(own[rank]), _newest(own[other])
-    behind = own_call.group == call.group and own_call.pairwise == call.pairwise
-    if behind and not call.pairwise and own_call.number > call.number:
-        return None  # the root of a broadcast leaves it before the others
-    return CollectiveOutlier(rank, f"waits in {own_call}, all others in {call}", program=not behind)
-
-
-def _not_started(own: Own) -> CollectiveOutlier | None:
-    """The only rank whose device has not begun what the devices of all others wait in."""
-    calls = [c for of_rank in own.values() for c in of_rank if c.waits and not c.pairwise]
-    begun = {(c.group, c.number) for c in calls if c.state == "started"}
-    late = [
-        (rank, c)
-        for rank, of_rank in own.items()
-        for c in of_rank
-        if c.state == "scheduled" and (c.group, c.number) in begun
+def _find_different_calls(calls_by_rank: CallsByRank) -> CollectiveOutlier | None:
+    """Finds ranks that made different calls under the same sequence number of one group."""
+    ranks_by_kind: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for rank, calls in calls_by_rank.items():
+        for call in calls:
+            if call.waits and not call.pairwise:
+                ranks_by_kind.setdefault((call.group, call.number), {}).setdefault(_comparable_call(call), []).append(
+                    rank
+                )
+    disagreements = [
+        (call_key, ranks_by_call) for call_key, ranks_by_call in ranks_by_kind.items() if len(ranks_by_call) > 1
     ]
-    if len(late) != 1 or len(own) < 3:
+    if len(disagreements) != 1:
         return None
-    ((rank, call),) = late
-    return CollectiveOutlier(rank, f"has not begun {call} on its device, where all others wait in it", False)
+    ((group, number), ranks_by_call), *_ = disagreements
+    smallest, *larger = sorted(ranks_by_call.items(), key=lambda item: (len(item[1]), item[1]))
+    if len(larger) == 1 and len(smallest[1]) == 1 < len(larger[0][1]):
+        ((kind, (rank,)), (other_kind, _)) = smallest, larger[0]
+        text = f"is at {kind} #{number} of {group}, where all others are at {other_kind} #{number}"
+        return CollectiveOutlier(rank, text, True)
+    calls_text = "; ".join(
+        f"{_format_ranks(ranks)} at {kind}" for kind, ranks in sorted(ranks_by_call.items(), key=lambda item: item[1])
+    )
+    return CollectiveOutlier(None, f"ranks made different calls as number {number} of {group}: {calls_text}", True)
 
 
-def _kind(c: Collective) -> str:
-    return f"{c.call} ({c.tensors})" if c.tensors and c.call in _LIKE_TENSORS else c.call
+def _find_in_other_collective(calls_by_rank: CallsByRank) -> CollectiveOutlier | None:
+    """Names the only rank that waits in other collectives than all others, if those wait in the same ones."""
+    waits_by_rank = {
+        rank: frozenset(_collective_key(c) for c in calls if c.waits) for rank, calls in calls_by_rank.items()
+    }
+    set_counts = Counter(waits_by_rank.values()).most_common()
+    if len(set_counts) != 2 or set_counts[1][1] != 1 or set_counts[0][1] < 2:
+        return None
+    rank = next(rank for rank, waiting_calls in waits_by_rank.items() if waiting_calls == set_counts[1][0])
+    other_rank = next(rank for rank, waiting_calls in waits_by_rank.items() if waiting_calls == set_counts[0][0])
+    outlier_call, call = _newest_waiting(calls_by_rank[rank]), _newest_waiting(calls_by_rank[other_rank])
+    same_group = outlier_call.group == call.group and outlier_call.pairwise == call.pairwise
+    if same_group and not call.pairwise and outlier_call.number > call.number:
+        return None  # normal in a broadcast: its root continues before the others have received
+    return CollectiveOutlier(rank, f"waits in {outlier_call}, all others in {call}", program=not same_group)
 
 
-def _collective_key(c: Collective) -> Collective:
-    """The same for all ranks that wait for the same."""
-    like = c.call in _LIKE_TENSORS
-    return replace(
-        c, ranks=(), state="scheduled", tensors=c.tensors if like else "", number=0 if c.pairwise else c.number
+def _find_not_started(calls_by_rank: CallsByRank) -> CollectiveOutlier | None:
+    """Names the only rank whose device has not started the collective in which all other devices wait."""
+    calls = [c for rank_calls in calls_by_rank.values() for c in rank_calls if c.waits and not c.pairwise]
+    started = {(c.group, c.number) for c in calls if c.state == "started"}
+    not_started = [
+        (rank, c)
+        for rank, rank_calls in calls_by_rank.items()
+        for c in rank_calls
+        if c.state == "scheduled" and (c.group, c.number) in started
+    ]
+    if len(not_started) != 1 or len(calls_by_rank) < 3:
+        return None
+    ((rank, call),) = not_started
+    return CollectiveOutlier(rank, f"has not started {call} on its device, where all others wait in it", False)
+
+
+def _comparable_call(collective: Collective) -> str:
+    """Returns the part of a call that must be equal on all ranks of its group."""
+    return (
+        f"{collective.call} ({collective.tensors})"
+        if collective.tensors and collective.call in _LIKE_TENSORS
+        else collective.call
     )
 
 
-def _newest(calls: Iterable[Collective]) -> Collective:
+def _collective_key(collective: Collective) -> Collective:
+    """Returns the call without its differences between ranks: equal if the ranks wait for the same thing."""
+    compares_tensors = collective.call in _LIKE_TENSORS
+    return replace(
+        collective,
+        ranks=(),
+        state="scheduled",
+        tensors=collective.tensors if compares_tensors else "",
+        number=0 if collective.pairwise else collective.number,
+    )
+
+
+def _newest_waiting(calls: Iterable[Collective]) -> Collective:
     return max((c for c in calls if c.waits), key=lambda c: (not c.pairwise, 0 if c.pairwise else c.number, c.group))
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {join_names(ranks, _MAX_NAMED)}"
+def _format_ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {join_names(ranks, _MAX_NAMED_RANKS)}"
 
 
 # ---- stack locations -------------------------------------------------------------------------------------------------
-# Describes where ranks stand, and finds the odd one. Pure; agents say it of their own ranks, the operator compares
-# those of all. In a hang nearly all ranks wait in one collective for the one that does not come; whose timer runs out
-# first says nothing.
+# Compares the innermost stack frames of all ranks, where collectives alone do not identify the outlier. Agents describe
+# their own ranks, the operator compares those of all.
 
 INNERMOST_FRAMES = 5
-"""Of a stack, by which is judged whether it waits."""
+"""Number of stack frames, the innermost first, that decide whether a stack waits for other ranks."""
 
 _BACKWARD = "_engine_run_backward"
 _COLLECTIVES = (_BACKWARD, "synchronize")
 """Functions outside torch.distributed in which a rank waits for others."""
 
 _LOADERS = ("/torch/utils/data/", "/surefoot/data/")
+"""Parts of file paths that only data loaders have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Ranks of one worker whose main threads stand at the same stack."""
+    """Ranks of one worker whose main threads have the same stack."""
 
     ranks: tuple[int, ...]
     stack: str
-    """Digest of all its frames: equal for equal programs, on whatever node."""
+    """Digest of all frames: equal on every node that runs the same program at the same place."""
     text: str
-    """The innermost frame, and the innermost of the user's own code."""
+    """The innermost frame, and the innermost one in the user's own code."""
     waiting: bool
-    """Whether it is a call that waits for other ranks."""
+    """Whether the stack is in a call that waits for other ranks."""
 
 
-def find_outlier_rank(places: Iterable[RankStack]) -> tuple[int, str] | None:
-    """Names the one rank that is not where all others are.
+def find_outlier_rank(stacks: Iterable[RankStack]) -> tuple[int, str] | None:
+    """Names the one rank whose stack differs from all others'.
 
     Returns:
-        The rank and where it stands: the only one that waits for nobody, or the only one in another place than at least
-        two others that stand together. None where no rank differs, or more than one does.
+        The rank and its stack's text: the only rank that waits for no other, or the only one with another stack than
+        all others (at least two, with equal stacks). None if no rank differs, or more than one does.
     """
-    stands = {rank: place for place in places for rank in place.ranks}
-    busy = [rank for rank, place in stands.items() if not place.waiting]
-    if len(busy) == 1 and len(stands) > 1:
-        return busy[0], stands[busy[0]].text
-    together: dict[str, list[int]] = {}
-    for rank, place in stands.items():
-        together.setdefault(place.stack, []).append(rank)
-    groups = sorted(together.values(), key=len)
+    stack_by_rank = {rank: stack for stack in stacks for rank in stack.ranks}
+    busy_ranks = [rank for rank, stack in stack_by_rank.items() if not stack.waiting]
+    if len(busy_ranks) == 1 and len(stack_by_rank) > 1:
+        return busy_ranks[0], stack_by_rank[busy_ranks[0]].text
+    ranks_by_stack: dict[str, list[int]] = {}
+    for rank, stack in stack_by_rank.items():
+        ranks_by_stack.setdefault(stack.stack, []).append(rank)
+    groups = sorted(ranks_by_stack.values(), key=len)
     if len(groups) == 2 and len(groups[0]) == 1 < len(groups[1]):
-        alone = groups[0][0]
-        return alone, stands[alone].text
+        outlier = groups[0][0]
+        return outlier, stack_by_rank[outlier].text
     return None
 
 
 def waits_for_ranks(frames: Sequence[tuple[str, str]]) -> bool:
-    """Whether frames are a collective, or the backward pass that runs them.
+    """Whether a stack is in a collective, or in the backward pass that runs collectives.
 
     Args:
-        frames: File and function of each, the innermost first.
+        frames: File and function of each frame, the innermost first.
     """
-    return any("/torch/distributed/" in file or name in _COLLECTIVES for file, name in frames[:INNERMOST_FRAMES])
+    return any(
+        "/torch/distributed/" in file or function in _COLLECTIVES for file, function in frames[:INNERMOST_FRAMES]
+    )
 
 
 def runs_backward(frames: Sequence[tuple[str, str]]) -> bool:
-    """Whether they are a backward pass, which computes and waits by turns."""
-    return any(name == _BACKWARD for _, name in frames[:INNERMOST_FRAMES])
+    """Whether a stack is in a backward pass, which alternates between computing and waiting."""
+    return any(function == _BACKWARD for _, function in frames[:INNERMOST_FRAMES])
 
 
 def loads_data(frames: Iterable[tuple[str, str]]) -> bool:
-    """Whether they fetch data at any depth, with PyTorch's loaders or ours."""
+    """Whether any frame of a stack belongs to a data loader, PyTorch's or Surefoot's."""
     return any(part in file for file, _ in frames for part in _LOADERS)
 
 
 # ---- learned step limit ----------------------------------------------------------------------------------------------
-# Learns from a job's steps how long one may take. Pure; agents look at their trainers by it, and the operator judges by
-# it. A limit for every job would be hours for one with steps of minutes, and an hour wasted for one with steps of a
-# second.
+# Derives from a job's own steps how long one may take before a hang is suspected. A fixed limit would be too short for
+# steps of minutes and would waste an hour where steps take a second. Agents apply it to their trainers, the operator to
+# the job.
 
 FEWEST_STEPS = 10
-"""Of fewer nothing is learned: the first ones compile, allocate and warm caches."""
+"""Steps needed before the limit is learned: the first ones compile, allocate and warm caches."""
 MOST_STEPS = 31
-"""Newest steps that are learned from."""
+"""Newest steps that the limit is learned from."""
 
-_MEDIANS = 20.0
-_LONGEST = 3.0
-_LEAST_SHARE = 0.2
+_MIN_MEDIAN_MULTIPLE = 20.0
+"""The limit in medians of the steps, at least."""
+_MIN_LONGEST_MULTIPLE = 3.0
+"""The limit in times of the longest step, at least."""
+_MIN_CEILING_RATIO = 0.2
+"""The limit as a share of the ceiling, at least."""
 
 
-def learned_limit_seconds(steps: Sequence[float], ceiling_seconds: float) -> float:
-    """Returns after how long without a step a world is suspect.
+def learned_limit_seconds(step_seconds: Sequence[float], ceiling_seconds: float) -> float:
+    """Returns how many seconds without a step make a hang suspect.
 
     Args:
-        steps: Recent steps, in seconds.
-        ceiling_seconds: healthPolicy.stepTimeoutSeconds, after which no evidence is asked for.
+        step_seconds: Durations of recent steps, in seconds.
+        ceiling_seconds: healthPolicy.stepTimeoutSeconds: a hang is then declared without further evidence.
 
     Returns:
-        20 medians and 3 of the longest step, at least a fifth of the ceiling; the ceiling while fewer than ten are known.
+        The largest of 20 median steps, 3 longest steps and a fifth of the ceiling, but never more than the ceiling; the
+        ceiling itself while there are fewer than ten steps.
     """
-    if len(steps) < FEWEST_STEPS:
+    if len(step_seconds) < FEWEST_STEPS:
         return ceiling_seconds
-    usual = max(_MEDIANS * statistics.median(steps), _LONGEST * max(steps), _LEAST_SHARE * ceiling_seconds)
-    return min(ceiling_seconds, usual)
+    learned = max(
+        _MIN_MEDIAN_MULTIPLE * statistics.median(step_seconds),
+        _MIN_LONGEST_MULTIPLE * max(step_seconds),
+        _MIN_CEILING_RATIO * ceiling_seconds,
+    )
+    return min(ceiling_seconds, learned)

@@ -1,8 +1,8 @@
-"""Defines a rank's progress in one epoch, from trainer to operator.
+"""Defines the progress of one rank or worker in one generation, as it travels from trainer to operator.
 
-Pure. A field of it is written by whoever knows it, merged over a worker's ranks here, and read by whoever decides;
-everything between passes the value on whole. A reset is `Progress()`: a field that a reset forgets would describe an
-older world.
+Pure. Every field is set by the code that measures it, merged over a worker's ranks here, and read by the code that
+decides by it; everything between passes the object on unchanged. A new generation starts with `Progress()`, so that no
+field can still describe an older membership.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from typing import Any, Literal, NamedTuple
 from surefoot.protocol.checkpoints.save_state import NO_CLOSED_STEPS, ClosedSteps
 
 # ---- loss anomalies --------------------------------------------------------------------------------------------------
-# Judges a step's loss, or gradient norm, by the steps before it. Pure; trainers judge each of their steps by it. A
-# fixed limit would miss a loss that doubles at 2 and call every first step at 11 a spike; mean and standard deviation
-# would be moved by the very spike that they should show.
+# Judges a step's loss or gradient norm by the preceding steps. Trainers judge each of their steps this way. A fixed
+# limit would miss a loss that doubles from 2 and would call every first step, at 11, a spike. A mean and a standard
+# deviation would be shifted by the very spike that they should show, so median and median absolute deviation are used.
 
 WINDOW_STEPS = 64
-"""Steps that a value is compared with. What has lasted for half of them is the new normal."""
+"""Steps that a value is compared with. A level that lasts for half of them becomes the new baseline."""
 
 MIN_STEPS = 16
-"""Of fewer nothing is said: the first steps of a training fall by more than anything later rises."""
+"""Steps needed before a value is judged: in its first steps a loss changes more than by any later spike."""
 
 DEVIATIONS = 10.0
-"""Robust standard deviations above the median from which on a value is out of band."""
+"""Robust standard deviations above the median beyond which a value is a spike."""
 
-_OF_MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
+# the ratio of standard deviation to median absolute deviation in a normal distribution
+_OF_MAD = 1.4826
 _MIN_SHARE = 0.01
-"""A deviation is at least this share of the median: losses that are equal to the last digit have none."""
+"""Least deviation as a share of the median: without it losses that are equal to the last digit would make every change a spike."""
 
 AnomalyKind = Literal["", "not-finite", "spike"]
-"""What is wrong with a step's numbers; empty: nothing."""
+"""How a step's loss or gradient norm was anomalous; empty: it was normal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentValues:
-    """The finite values of the last steps, oldest first."""
+    """The finite values of the last steps."""
 
     values: tuple[float, ...] = ()
+    """Oldest first, at most `WINDOW_STEPS`."""
 
     def followed_by(self, value: float) -> RecentValues:
-        """Adds the newest value; one that is no number is left out."""
+        """Adds the newest value; NaN and infinite values are left out."""
         return RecentValues((*self.values, value)[-WINDOW_STEPS:]) if math.isfinite(value) else self
 
     def limit(self) -> float | None:
-        """The upper end of the band; None: not known yet."""
+        """Returns the highest value that is no spike; None while there are too few steps or all values are 0."""
         if len(self.values) < MIN_STEPS:
             return None
         median = statistics.median(self.values)
@@ -58,119 +60,133 @@ class RecentValues:
 
 
 def spike_text(name: str, value: float, before: RecentValues) -> str:
-    """Says how far a value is out of band, if it is.
+    """Describes a spike in a sentence; empty if the value is none.
 
     Args:
-        name: Of the value, for the sentence.
-        value: Of the present step; what is not finite is out of any band that is known.
-        before: Those of earlier steps.
+        name: The quantity's name, as `loss`.
+        value: Its value in the present step; one that is not finite is a spike as soon as there is a limit.
+        before: The values of earlier steps.
     """
     limit = before.limit()
     if limit is None or value <= limit:
         return ""
     median = statistics.median(before.values)
-    return f"{name} {value:.4g}, where the last {len(before.values)} steps had a median of {median:.4g} and at most {limit:.4g} is in band"
+    return f"{name} is {value:.4g}: the median of the last {len(before.values)} steps is {median:.4g}, and more than {limit:.4g} is a spike"
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyRun:
-    """The newest unbroken run of odd steps; `last` 0: there was none."""
+    """The newest unbroken run of steps with a loss anomaly."""
 
     last: int = 0
+    """Newest step of the run; 0: no step was anomalous."""
     since: int = 0
+    """First step of the run; 0: no step was anomalous."""
     kind: AnomalyKind = ""
+    """Worst anomaly in the run: a value that is not finite is worse than a spike."""
     text: str = ""
+    """Description of the newest anomaly, with its numbers."""
 
     @classmethod
     def of_saved(cls, values: Mapping[str, Any]) -> AnomalyRun:
-        """Reads what a checkpoint says of steps before it; nothing if none was odd."""
-        found = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
-        return cls(**found)
+        """Reads the run that a checkpoint stores; an empty mapping means no anomaly."""
+        fields = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
+        return cls(**fields)
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The same as plain values; none if no step was odd."""
+        """The run as a checkpoint stores it; empty without an anomaly."""
         return asdict(self) if self.last else {}
 
     @property
     def progress_fields(self) -> dict[str, Any]:
-        """The same as fields of `Progress`."""
-        return {"odd_step": self.last, "odd_since": self.since, "odd_kind": self.kind, "odd_text": self.text}
+        """The run as keyword arguments of `Progress`."""
+        return {
+            "anomaly_step": self.last,
+            "anomaly_since_step": self.since,
+            "anomaly_kind": self.kind,
+            "anomaly_text": self.text,
+        }
 
     def followed_by(self, step: int, kind: AnomalyKind, text: str) -> AnomalyRun:
-        """Adds a step; a run has the worst kind of its steps."""
+        """Adds an anomalous step, which extends the run if it follows it directly; an empty `kind` changes nothing."""
         if not kind:
             return self
-        goes_on = self.last == step - 1
-        worst: AnomalyKind = "not-finite" if goes_on and self.kind == "not-finite" else kind
-        return AnomalyRun(step, self.since if goes_on else step, worst, text)
+        extends_run = self.last == step - 1
+        worst_kind: AnomalyKind = "not-finite" if extends_run and self.kind == "not-finite" else kind
+        return AnomalyRun(step, self.since if extends_run else step, worst_kind, text)
 
 
 NO_ANOMALIES = AnomalyRun()
-"""Of a run that has just begun."""
+"""The run of a training without any anomalous step yet."""
 
 
 # ---- activity of a rank ----------------------------------------------------------------------------------------------
-# Counts how often a rank is found at work of its own. Pure; trainers tell it, the operator compares. Steps of
-# synchronous training end for all ranks at once, so their length tells nobody who is slow: the slow one is who seldom
-# waits while all others wait for it.
+# Counts how often a rank is observed working rather than waiting for other ranks. Steps of synchronous training end on
+# all ranks at once, so their length does not show which rank is slow: it is the one that seldom waits while all others
+# wait for it. Trainers count, the operator compares.
 
 
 class RankActivity(NamedTuple):
-    """Looks at one rank's main thread, as totals of an epoch.
+    """Observations of one rank's main thread, as totals of one generation; two totals make a window.
 
-    Two of them make a window. A tuple, as messages carry one of each rank: names would be most of it.
+    A tuple, because a message carries one for each rank and field names would be most of its length.
     """
 
     rank: int
     work: int
-    """What it works on, as a number (elements of its model): ranks of unlike work are not compared."""
+    """Size of the rank's work (elements of its model): only ranks with equal work are compared."""
     observations: int
+    """How often the rank was observed."""
     busy_observations: int
-    """Looks that found it doing something, in place of waiting for other ranks."""
+    """Observations in which it worked and did not wait for other ranks."""
     samples: int
-    """What it consumed; 0: not known."""
+    """Samples that it consumed; 0: unknown."""
     lines: tuple[tuple[int, int, int], ...] = ()
-    """Lines of its training loop, of the function that is called there, and how many of `own` found it so; 0 and 0: in any
-    other. What all ranks do, as to load data, is left out."""
+    """Busy observations by place: line in the training loop, line in the function called there (0: none), count.
+
+    Line 0 counts all other places. Work that all ranks do, such as loading data, is left out.
+    """
 
     @property
     def share(self) -> float:
-        """The part of its time in which it waits for nobody."""
+        """Ratio of observations (0 to 1) in which the rank waited for no other; 0 without observations."""
         return self.busy_observations / self.observations if self.observations else 0.0
 
 
 def subtract(before: RankActivity, now: RankActivity) -> RankActivity | None:
-    """Subtracts an earlier total; None if it is of another count."""
+    """Returns the activity between two totals; None if they are not of the same count, as after a restart."""
     if (before.rank, before.work) != (now.rank, now.work):
         return None
-    looks, own, samples = (
+    observations, busy_observations, samples = (
         now.observations - before.observations,
         now.busy_observations - before.busy_observations,
         now.samples - before.samples,
     )
-    if min(looks, own, looks - own, samples) < 0:
+    if min(observations, busy_observations, observations - busy_observations, samples) < 0:
         return None
-    told = line_totals((before,))
-    lines = ((*line, count - told.get(line, 0)) for line, count in line_totals((now,)).items())
-    return RankActivity(now.rank, now.work, looks, own, samples, tuple(one for one in lines if one[-1] > 0))
+    earlier_counts = line_totals((before,))
+    lines = ((*line, count - earlier_counts.get(line, 0)) for line, count in line_totals((now,)).items())
+    return RankActivity(
+        now.rank, now.work, observations, busy_observations, samples, tuple(entry for entry in lines if entry[-1] > 0)
+    )
 
 
-def add(one: RankActivity, other: RankActivity) -> RankActivity:
+def add(first: RankActivity, second: RankActivity) -> RankActivity:
     """Adds two windows of the same rank."""
     return RankActivity(
-        one.rank, one.work, one.observations + other.observations, one.busy_observations + other.busy_observations, one.samples + other.samples,
-        tuple((*line, count) for line, count in sorted(line_totals((one, other)).items())),
+        first.rank, first.work, first.observations + second.observations, first.busy_observations + second.busy_observations, first.samples + second.samples,
+        tuple((*line, count) for line, count in sorted(line_totals((first, second)).items())),
     )  # fmt: skip
 
 
-def line_totals(paces: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
-    """How often any of them was found in each line."""
-    found: dict[tuple[int, int], int] = {}
-    for pace in paces:
-        for line, called, count in pace.lines:
-            found[line, called] = found.get((line, called), 0) + count
-    return found
+def line_totals(activities: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
+    """Counts the busy observations of several ranks by place: line in the loop, line in the called function."""
+    counts: dict[tuple[int, int], int] = {}
+    for activity in activities:
+        for line, callee_line, count in activity.lines:
+            counts[line, callee_line] = counts.get((line, callee_line), 0) + count
+    return counts
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------
@@ -178,102 +194,103 @@ def line_totals(paces: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of one rank, or of a worker; None: not reported yet."""
+    """Progress of one rank, or of all ranks of one worker, in the current generation."""
 
     step: int = 0
-    """Last finished step; of a worker, of all its ranks."""
+    """Last finished step; for a worker, the last one that all its ranks finished; 0: none."""
     loss: float | None = None
+    """Training loss of the newest step that reported one; None: none was reported yet."""
     step_seconds: float | None = None
+    """Duration of the last step; None: no step was measured yet."""
     restored: bool = False
+    """Whether the rank has finished restoring its checkpoint, or had none to restore."""
     interval_exponent: int = 0
-    """Saving has backed off to every k·2^level steps."""
+    """The rank saves every base interval × 2^interval_exponent steps; above 0 saving has backed off."""
     stall_seconds: float | None = None
-    """How long the last save held the training up."""
+    """How long the last save blocked training; None: nothing was saved yet."""
     restored_from: str | None = None
-    """A word of `protocol.checkpoints.save_state`; None before."""
+    """Tiers that the restored bytes came from, a value of `protocol.checkpoints.save_state`; None before the restore."""
     save_bytes: int = 0
-    """What one save takes; 0: not known yet."""
+    """Size of one save; 0: not yet known."""
     no_staging_reason: str = ""
-    """Why a rank has no memory to stage saves in; empty: each has."""
+    """Why a rank has no memory for staging its saves; empty: every rank has it."""
     closed_steps: ClosedSteps = NO_CLOSED_STEPS
-    """Which saves are not there, and never will be."""
+    """Steps for which the worker can make no further save."""
     exited_ranks: tuple[int, ...] = ()
-    """Ranks that ended with code 0, said before anybody can be hurt by it."""
+    """Ranks that exited with code 0. Reported before their peers can fail on the closed connections, so that such a
+    failure is traced to this exit."""
     loss_is_finite: bool | None = None
-    """Whether the losses of the last step that told any are numbers, on every rank."""
+    """Whether every rank's loss was finite in the last step that reported one; None: no step has reported a loss."""
     epochs: float | None = None
-    """Passes over the data that are consumed, the share of the present one included; of a worker, the mean of its ranks."""
+    """Data epochs consumed, with the fraction of the present one; for a worker, the mean of its ranks; None: unknown."""
     step_samples: int | None = None
-    """Samples that the last step consumed; of a worker, of all its ranks."""
+    """Samples that the last step consumed; for a worker, the sum of its ranks; None: unknown."""
     pause_reason: str = ""
-    """Why no step is to be expected now, in the script's own word ("evaluation"); empty: one is."""
+    """Why the script expects no steps now, in its own words ("evaluation"); empty: steps are expected."""
     pause_seconds: float | None = None
-    """How long that may take, where the script said so."""
+    """Longest duration of the pause that the script announced; None: no limit was announced."""
     anomaly_step: int = 0
-    """The newest step whose loss or gradient norm was no number, or out of its band; 0: none."""
+    """Newest step whose loss or gradient norm was not finite or a spike; 0: none."""
     anomaly_since_step: int = 0
-    """The first step of the unbroken run of such steps that `odd_step` belongs to."""
+    """First step of the unbroken run of anomalous steps that ends at `anomaly_step`; 0: none."""
     anomaly_kind: AnomalyKind = ""
-    """What was wrong at `odd_step`; of a worker, the worst of its ranks."""
+    """Kind of the anomaly at `anomaly_step`; for a worker, the worst of its ranks; empty: none."""
     anomaly_text: str = ""
-    """The same for people, with the numbers."""
+    """Description of the anomaly at `anomaly_step`, with its numbers; empty: none."""
     final_save_step: int = 0
-    """The step whose state the program had saved, or tried to, when it ended; of a worker, of all its ranks; 0: none."""
+    """Step whose state the program saved or tried to save as it ended, for a worker the lowest of its ranks; 0: none."""
     activities: tuple[RankActivity, ...] = ()
-    """How often its ranks were found at work in this epoch; empty: nothing new."""
+    """Activity totals of the ranks in this generation; empty: nothing new since the last report."""
 
-    def merge_over(self, before: Progress) -> Progress:
-        """Merges this report over an earlier one of the same epoch.
+    def merge_over(self, earlier: Progress) -> Progress:
+        """Merges this report over an earlier one of the same generation.
 
-        Steps and restores are never taken back, and a loss stays until the next.
+        Steps and restores are never taken back. A loss, step time, sample count or data pass that is None here stays.
         """
-        kept: dict[str, Any] = {
-            "step": max(self.step, before.step),
-            "restored": self.restored or before.restored,
-            "restored_from": self.restored_from or before.restored_from,
-            "step_seconds": before.step_seconds if self.step_seconds is None else self.step_seconds,
-            "loss": before.loss if self.loss is None else self.loss,
-            "loss_is_finite": before.loss_is_finite if self.loss_is_finite is None else self.loss_is_finite,
-            "epochs": before.epochs if self.epochs is None else self.epochs,
-            "step_samples": before.step_samples if self.step_samples is None else self.step_samples,
+        merged: dict[str, Any] = {
+            "step": max(self.step, earlier.step),
+            "restored": self.restored or earlier.restored,
+            "restored_from": self.restored_from or earlier.restored_from,
+            "step_seconds": earlier.step_seconds if self.step_seconds is None else self.step_seconds,
+            "loss": earlier.loss if self.loss is None else self.loss,
+            "loss_is_finite": earlier.loss_is_finite if self.loss_is_finite is None else self.loss_is_finite,
+            "epochs": earlier.epochs if self.epochs is None else self.epochs,
+            "step_samples": earlier.step_samples if self.step_samples is None else self.step_samples,
         }
-        if all(getattr(self, name) == value for name, value in kept.items()):
-            return self  # nearly always
-        return replace(self, **kept)
+        if all(getattr(self, name) == value for name, value in merged.items()):
+            return self  # the usual case, and cheaper than a copy
+        return replace(self, **merged)
 
 
 NO_PROGRESS = Progress()
-"""Of an epoch that has just begun."""
+"""The progress of a generation that has just started."""
 
 
 def of_worker(ranks: Sequence[Progress]) -> Progress:
-    """Merges the progress of one worker's ranks.
-
-    They step together: times are the first one's.
-    """
+    """Merges the progress of one worker's ranks; fields not merged below, such as times, are the first rank's."""
     if not ranks:
         return NO_PROGRESS
-    told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
-    odd = max(ranks, key=lambda rank: (rank.anomaly_kind == "not-finite", rank.anomaly_step))
+    loss_checks = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
+    worst = max(ranks, key=lambda rank: (rank.anomaly_kind == "not-finite", rank.anomaly_step))
     samples = [rank.step_samples for rank in ranks if rank.step_samples is not None]
     return replace(
         ranks[0],
         step=min(rank.step for rank in ranks),
         interval_exponent=max(rank.interval_exponent for rank in ranks),
-        closed_steps=min((rank.closed_steps for rank in ranks), key=lambda settled: settled.closed_up_to),
-        loss_is_finite=all(told) if told else None,
+        closed_steps=min((rank.closed_steps for rank in ranks), key=lambda closed: closed.closed_up_to),
+        loss_is_finite=all(loss_checks) if loss_checks else None,
         epochs=mean_epochs(ranks),
         step_samples=sum(samples) if samples else None,
         anomaly_step=max(rank.anomaly_step for rank in ranks),
-        anomaly_since_step=odd.anomaly_since_step,
-        anomaly_kind=odd.anomaly_kind,
-        anomaly_text=odd.anomaly_text,
+        anomaly_since_step=worst.anomaly_since_step,
+        anomaly_kind=worst.anomaly_kind,
+        anomaly_text=worst.anomaly_text,
         final_save_step=min(rank.final_save_step for rank in ranks),
-        activities=tuple(pace for rank in ranks for pace in rank.activities),
+        activities=tuple(activity for rank in ranks for activity in rank.activities),
     )
 
 
-def mean_epochs(told: Sequence[Progress]) -> float | None:
-    """Averages the passes of ranks or workers; None if none reports any."""
-    passes = [one.epochs for one in told if one.epochs is not None]
-    return sum(passes) / len(passes) if passes else None
+def mean_epochs(reports: Sequence[Progress]) -> float | None:
+    """Averages the consumed data epochs of ranks or workers; None if none reports any."""
+    epochs = [report.epochs for report in reports if report.epochs is not None]
+    return sum(epochs) / len(epochs) if epochs else None

@@ -60,7 +60,7 @@ def test_a_loss_that_leaps_is_one_for_as_long_as_it_is_unusual() -> None:
 
 def test_the_sentence_has_the_numbers() -> None:
     text = spike_text("gradient norm", 40.0, after([1.0] * MIN_STEPS))
-    assert text == "gradient norm 40, where the last 16 steps had a median of 1 and at most 1.1 is in band"
+    assert text == "gradient norm is 40: the median of the last 16 steps is 1, and more than 1.1 is a spike"
     assert spike_text("loss", 40.0, after([1.0] * (MIN_STEPS - 1))) == ""
 
 
