@@ -241,7 +241,7 @@ spec:
     document["spec"]["checkpoint"] |= field
     assert parse_job(document).spec.checkpoint.restore_from is not None, "what is printed is what a job takes"
     assert main(["checkpoints", "verify", "-f", str(job), "--job", "two"]) == 0
-    assert "step 4 of epoch 1: verified" in capsys.readouterr().out
+    assert "step 4 of generation 1: verified" in capsys.readouterr().out
     assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 1
     assert "has checkpoints already" in capsys.readouterr().err
     assert main(["checkpoints", "export", "-f", str(job)]) == 2
@@ -251,9 +251,9 @@ spec:
 def test_a_folder_alone_says_where_and_whose(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept_by_checkpointer({"model": nn.Linear(3, 2)}, kept)
     assert main(["checkpoints", "list", str(kept)]) == 0
-    assert "step 1 of epoch 1: complete" in capsys.readouterr().out
+    assert "step 1 of generation 1: complete" in capsys.readouterr().out
     assert main(["checkpoints", "verify", kept.as_uri(), "--job", "one", "--step", "1"]) == 0
-    assert "step 1 of epoch 1: verified" in capsys.readouterr().out
+    assert "step 1 of generation 1: verified" in capsys.readouterr().out
     assert main(["checkpoints", "export", str(kept), "--to", str(tmp_path / "out")]) == 0
     assert (
         main(["checkpoints", "import", str(kept), "--job", "two", "--step", "4", "--from", str(tmp_path / "out")]) == 0

@@ -98,7 +98,7 @@ def test_a_spoiled_answer_costs_no_step(case: str, proxy: Proxy) -> None:
 
 def test_a_manifest_that_is_never_given_is_an_error_and_nothing_is_claimed(proxy: Proxy, hasty: None) -> None:
     proxy.rules.append(Rule(r"GET .*/30-1/rank-0\.json", "slow down"))
-    with pytest.raises(Unreadable, match=r"step 30 of epoch 1 cannot be read.*SlowDown.*SUREFOOT_ACCEPT_STEP=20 "):
+    with pytest.raises(Unreadable, match=r"step 30 of generation 1 cannot be read.*SlowDown.*SUREFOOT_ACCEPT_STEP=20 "):
         checkpointer()
     proxy.rules.clear()
     assert start() == 30
@@ -120,5 +120,5 @@ def test_checkpoints_that_are_gone_are_named(proxy: Proxy, hasty: None) -> None:
     for checkpoint in tier.list_all_checkpoints():
         tier.drop_checkpoint(checkpoint)
     tier.close()
-    with pytest.raises(Unreadable, match=r"newest\.json names step 30 of epoch 1, but no file of it exists"):
+    with pytest.raises(Unreadable, match=r"newest\.json names step 30 of generation 1, but no file of it exists"):
         checkpointer()

@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "both records of the epoch lost": (removed("generations", "lineage"), 35, "epoch 1"),
     "a flipped manifest": (flipped("35-1/rank-0.json"), 20, "35-1/rank-0.json"),
     "a manifest of format 2": (of_format_2, 20, "35-1/rank-0.json"),
-    "a removed manifest": (removed("35-1/rank-0.json"), 20, "step 35 of epoch 1"),
+    "a removed manifest": (removed("35-1/rank-0.json"), 20, "step 35 of generation 1"),
     "a flipped part": (flipped("35-1/rank-0/p0000"), 20, "chunk 0"),
     "flipped digests": (flipped("35-1/rank-0/digests"), 20, "digest"),
     "flipped values": (flipped("35-1/rank-0/values"), 20, "values"),
@@ -170,7 +170,7 @@ def test_a_damaged_folder_is_gone_on_from_and_what_was_passed_over_is_named(
     assert any(named in text for text in told) or not named, told
     assert newest is not None
     if wanted != 35:
-        assert any("step 35 of epoch 1" in text and f"step {wanted} of epoch 1" in text for text in told), told
+        assert any("step 35 of generation 1" in text and f"step {wanted} of generation 1" in text for text in told), told
     training.run(start + 1, start + 30, (start + 10, start + 20))
     training.checkpointer.close()
 
@@ -200,7 +200,7 @@ def test_where_nothing_can_be_restored_it_refuses_names_the_files_and_leaves_all
     else:
         removed("*-1/rank-0/p0000")(job)
     before = {path: path.read_bytes() for path in job.rglob("*") if path.is_file() and "generations" not in str(path)}
-    with pytest.raises(Unreadable, match=r"none can be restored.*step 35 of epoch 1.*job= or folder="):
+    with pytest.raises(Unreadable, match=r"none can be restored.*step 35 of generation 1.*job= or folder="):
         Training(folder).checkpointer.restore()
     assert {p: p.read_bytes() for p in before if p.exists()} == before
 

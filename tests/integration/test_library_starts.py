@@ -103,7 +103,7 @@ def test_a_manifest_that_is_unreadable_for_one_start_is_restored_by_the_next(
 ) -> None:
     with monkeypatch.context() as meanwhile:
         failing(meanwhile, "35-1/rank-0.json", 9999, throttled)
-        with pytest.raises(Unreadable, match=r"step 35 of epoch 1 cannot be read.*SUREFOOT_ACCEPT_STEP=20"):
+        with pytest.raises(Unreadable, match=r"step 35 of generation 1 cannot be read.*SUREFOOT_ACCEPT_STEP=20"):
             Training(folder)
         meanwhile.setenv("SUREFOOT_ACCEPT_STEP", "20")
         older = Training(folder)
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_named_and_gone_is_an_error_that_names_it(
 ) -> None:
     for name in gone:
         shutil.rmtree(folder / "default" / name)
-    with pytest.raises(Unreadable, match=rf"newest.json names step 35 of epoch 1.*SUREFOOT_ACCEPT_STEP={older} "):
+    with pytest.raises(Unreadable, match=rf"newest.json names step 35 of generation 1.*SUREFOOT_ACCEPT_STEP={older} "):
         Training(folder)
     assert {p.name for p in (folder / "default" / "generations").iterdir()} == {"1", "1.json"}, "nothing is claimed"
     monkeypatch.setenv("SUREFOOT_ACCEPT_STEP", str(older))

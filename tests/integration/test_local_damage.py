@@ -65,7 +65,7 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
     assert_equal(done.report, 0.0)
     assert done.report["parameters_bit_exact"] is True
     damage = done.told("CorruptionDetected")
-    assert any(f"chunk 0 of rank 1 at step 30 of epoch 1 at memory:{one.node}" in text for text in damage), damage
+    assert any(f"chunk 0 of rank 1 at step 30 of generation 1 at memory:{one.node}" in text for text in damage), damage
     assert all(text.endswith("is healed") for text in damage), damage
     (bad,) = done.told("CheckpointUnreadable")
     assert f"{newest}" in bad

@@ -50,7 +50,7 @@ class Cluster:
         self.server.objects["/api/v1/nodes/n0"] = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
         self.pods: dict[tuple[str, str], Any] = {("team", "gpt-0-1"): copy.deepcopy(POD)}
         self.nodes: dict[tuple[str, str], Any] = {("", "n0"): {"metadata": {}, "spec": {}}}
-        self.lost = {"n0": "job team/gpt: step 40 of epoch 1 has no copy on a node that stays"}
+        self.lost = {"n0": "job team/gpt: step 40 of generation 1 has no copy on a node that stays"}
         self.reviews = EvictionReviewer(self.server.api, self.pods, self.nodes, lambda node: self.lost.get(node, ""))
 
     async def verdict(self, review: AdmissionRequest = EVICTION) -> AdmissionResponse:
@@ -61,7 +61,7 @@ async def test_an_eviction_waits_while_something_would_be_lost_and_no_longer() -
     cluster = Cluster()
     refused = await cluster.verdict()
     assert (refused.allowed, refused.code, refused.reason) == (False, 429, "TooManyRequests")
-    assert refused.message.startswith("node n0 may not be left yet: job team/gpt: step 40 of epoch 1 has no copy")
+    assert refused.message.startswith("node n0 may not be left yet: job team/gpt: step 40 of generation 1 has no copy")
     assert "kubectl delete pod gpt-0-1 does not wait" in refused.message
     cluster.lost.clear()
     assert await cluster.verdict() == ALLOWED

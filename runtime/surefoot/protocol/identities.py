@@ -1,4 +1,4 @@
-"""Defines identities: checkpoints, rank saves, workers, holders."""
+"""Defines the identities of checkpoints, rank saves, workers and memory servers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
-    """All that one world saved after `step` finished optimizer steps.
+    """The saves of all ranks of one generation after `step` finished optimizer steps.
 
-    Ordering is by (epoch, step); along one lineage, steps alone decide, see `completeness.newest`. A job's own epochs begin
-    at 1: an epoch below 0 is an older job's, negated, and marks a checkpoint that this job only began from.
+    Ordering is by (generation, step); along one lineage the step alone decides, see `completeness.newest_checkpoint`.
+    A job's own generations begin at 1. A negative generation is a negated one of the source job, and marks the initial
+    checkpoint that this job only started from.
     """
 
     generation: int
@@ -20,25 +21,27 @@ class Checkpoint:
 
     @property
     def imported(self) -> bool:
-        """Whether an older job saved it: read-only, in that job's folder."""
+        """Whether the source job saved it: it is in that job's folder, read-only."""
         return self.generation < 0
 
     def negated(self) -> Checkpoint:
-        """The same checkpoint as the other job names it."""
+        """The same checkpoint with its generation negated: as the source job writes it, or back."""
         return Checkpoint(-self.generation, self.step)
 
     def __str__(self) -> str:
         if self.imported:
-            return f"step {self.step} of epoch {-self.generation} of an older job"
-        return f"step {self.step} of epoch {self.generation}"
+            return f"step {self.step} of generation {-self.generation} of the source job"
+        return f"step {self.step} of generation {self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceJob:
-    """Names another job to warm-start from: folder `{uri}/{job}`, read-only."""
+    """Names the job whose checkpoint this job starts from. Its folder, `{uri}/{uid}`, is only read."""
 
     uri: str
+    """URI of the persistent tier that contains its folder."""
     uid: str
+    """The job's uid."""
 
     def __str__(self) -> str:
         return f"job {self.uid} in {self.uri}"
@@ -46,7 +49,7 @@ class SourceJob:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankSave:
-    """Identifies what one rank saved at one step of one epoch."""
+    """Identifies the save of one rank at one step of one generation."""
 
     generation: int
     step: int
@@ -54,18 +57,21 @@ class RankSave:
 
     @property
     def checkpoint(self) -> Checkpoint:
+        """The checkpoint that this save is a part of."""
         return Checkpoint(self.generation, self.step)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} at step {self.step} of epoch {self.generation}"
+        return f"rank {self.rank} at step {self.step} of generation {self.generation}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
-    """A worker's place (`index`) and which of its replacements this is (`attempt`)."""
+    """Identifies one worker among those that replaced each other."""
 
     index: int
+    """Its position in the job, from 0; a replacement keeps it."""
     attempt: int
+    """How often the worker of this index was replaced, from 0."""
 
     def __str__(self) -> str:
         return f"worker {self.index} (attempt {self.attempt})"
@@ -73,27 +79,27 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemoryServerInstance:
-    """Identifies one Redis of the memory tier by node and run.
-
-    One that restarted is empty, and another holder.
-    """
+    """Identifies one run of a memory server. A restarted server is empty, and therefore another instance."""
 
     node: str
+    """Name of the node that it runs on."""
     run_id: str
+    """Redis' own random `run_id`, new at each start."""
 
     def __str__(self) -> str:
-        return f"holder {self.node}/{self.run_id[:8]}"
+        return f"memory server {self.node}/{self.run_id[:8]}"
 
 
 INSTANCE_ORDER = attrgetter("node", "run_id")
-"""The order of holders, as a key: compared one with another, two thousand take as long as the rest of a round."""
+"""Sort key of instances. Comparing the dataclasses themselves would double the time of a reconcile with 2,000 servers."""
 
 
 class MemoryServerId(NamedTuple):
-    """Names one server of a node: its instances follow each other."""
+    """Identifies a memory server of a node through its restarts: its instances follow each other."""
 
     node: str
     server_index: int
+    """Which of the node's servers it is, from 0."""
 
     def __str__(self) -> str:
         return f"{self.node} (server {self.server_index})" if self.server_index else self.node
@@ -101,37 +107,38 @@ class MemoryServerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryServerEndpoint:
-    """Locates a holder; `domain` is its failure domain, a topology value."""
+    """Where an instance of a memory server can be reached."""
 
     instance: MemoryServerInstance
     host: str
     port: int
     domain: str
+    """Its failure domain, a value of the topology; its node's name where no topology is known."""
     tls: bool = False
-    """Whether it speaks TLS, and nothing else."""
+    """Whether it accepts TLS connections only; else it accepts none."""
     server_index: int = 0
     """Which of its node's servers it is, from 0."""
 
     @property
     def server_id(self) -> MemoryServerId:
-        """The place where this instance runs."""
+        """The server whose instance this is."""
         return MemoryServerId(self.instance.node, self.server_index)
 
 
 ENDPOINT_ORDER = attrgetter("instance.node", "instance.run_id")
-"""`HOLDER_ORDER` of endpoints."""
+"""Sort key of endpoints: by their instances, as with `INSTANCE_ORDER`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMemoryServers:
-    """Names this node's holders and their Unix sockets, cheaper than TCP."""
+    """The memory servers of this process' node and their Unix sockets, which cost less than TCP."""
 
     node: str
     socket: str
-    """Path of the socket; `{server}` in it stands for the server's number, without it only server 0 has one."""
+    """Path of the socket. `{server}` in it is replaced by the server's index; without it only server 0 has a socket."""
 
     def socket_of(self, server: MemoryServerId) -> str:
-        """The path of that server's socket; empty: it has none here."""
+        """Returns the path of that server's socket; empty if it has none on this node."""
         if server.node != self.node:
             return ""
         if "{server}" in self.socket:

@@ -1,8 +1,8 @@
-"""Sends the list of holders once per connection, then its changes.
+"""Sends the list of memory servers once per connection, and then only its changes.
 
-Both ends, pure. At two thousand nodes the list is hundreds of kilobytes: an agent is told of what it needs of it, and
-where it needs more of all, as a message that is the same for others; each once on a connection, and by its changes from
-then on. Assignments leave it out.
+Pure; used on both ends. At two thousand nodes the list has hundreds of kilobytes. So an agent gets the part that it
+needs, or the whole list as a message whose text is the same for all agents that need it; each is sent once per
+connection and updated by `MemoryServerChanges`. Assignments leave the list out, and the receiver puts it back in.
 """
 
 from __future__ import annotations
@@ -14,62 +14,64 @@ from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint, M
 from surefoot.protocol.messages import Assign, MemoryServerChanges, MemoryServers, ToAgent
 
 SentServers = tuple[MemoryServerEndpoint, ...]
-"""In the order of their nodes and instances, as the coordinator names them."""
+"""Endpoints that were sent on a connection, ordered by node and instance."""
 
 
-def list_changes(told: SentServers, wanted: SentServers) -> MemoryServerChanges | None:
-    """The changes from the list that was sent to `wanted`, or None."""
-    before, after = {e.instance: e for e in told}, {e.instance: e for e in wanted}
-    added = tuple(_row(e) for e in wanted if before.get(e.instance) != e)
-    gone = tuple(holder for holder in before if holder not in after)
-    return MemoryServerChanges(added, gone) if added or gone else None
+def list_changes(sent: SentServers, current: SentServers) -> MemoryServerChanges | None:
+    """Returns the changes that turn the list `sent` into `current`; None if there are none."""
+    old_by_instance, new_by_instance = {e.instance: e for e in sent}, {e.instance: e for e in current}
+    added = tuple(_endpoint_row(e) for e in current if old_by_instance.get(e.instance) != e)
+    removed = tuple(instance for instance in old_by_instance if instance not in new_by_instance)
+    return MemoryServerChanges(added, removed) if added or removed else None
 
 
 def known_transitions(
-    told: SentServers, hears_all: bool, message: Assign | MemoryServers
+    sent: SentServers, has_all: bool, message: Assign | MemoryServers
 ) -> tuple[tuple[SentServers, SentServers], ...]:
-    """Pairs lists whose differences tell a line of a message's holders.
+    """Returns pairs of lists, old and new, whose changes bring a connection up to date with a message.
 
-    A line that hears of all for the first time is told them from nothing, by a text that is the same for every such line;
-    what it was told before and is gone by now is taken back first.
+    The first complete list on a connection is sent as a change from the empty list, so that its text can be shared by
+    all connections; servers of the earlier partial list that no longer exist are removed first.
     """
-    if message.is_partial or hears_all:
-        return ((told, message.servers),)
+    if message.is_partial or has_all:
+        return ((sent, message.servers),)
     present = frozenset(message.servers)
-    return ((told, tuple(one for one in told if one in present)), ((), message.servers))
+    return ((sent, tuple(endpoint for endpoint in sent if endpoint in present)), ((), message.servers))
 
 
 class MemoryServerList:
-    """Tracks the holders that one connection was told of, initially none."""
+    """The memory servers that were sent on one connection; initially none."""
 
     def __init__(self) -> None:
         self._sent: dict[MemoryServerInstance, MemoryServerEndpoint] = {}
         self._sorted: SentServers = ()
 
     def apply_message(self, message: ToAgent) -> ToAgent | None:
-        """Puts its holders into a message; None for a mere list change.
+        """Fills the list of memory servers into a message; returns None for a mere change of the list.
 
         Raises:
-            ProtocolError: holders go that were never told of: both sides mean different lists.
+            ProtocolError: A server is removed that is not in the list, so both ends have different lists.
         """
         if isinstance(message, MemoryServerChanges):
-            self._change(message)
+            self._apply_changes(message)
             return None
         if isinstance(message, Assign | MemoryServers):
             return replace(message, servers=self._sorted)
         return message
 
-    def _change(self, told: MemoryServerChanges) -> None:
-        for holder in told.removed:
-            if self._sent.pop(holder, None) is None:
-                raise ProtocolError(f"{holder} went, of which this line was never told: it begins anew")
-        for node, instance, host, port, domain, tls, server in told.added:
-            holder = MemoryServerInstance(node, instance)
-            self._sent[holder] = MemoryServerEndpoint(holder, host, port, domain or node, tls, server)
+    def _apply_changes(self, changes: MemoryServerChanges) -> None:
+        for instance in changes.removed:
+            if self._sent.pop(instance, None) is None:
+                raise ProtocolError(
+                    f"{instance} was removed from the list of memory servers, but was never sent on this connection: the agent connects again to get the whole list"
+                )
+        for node, run_id, host, port, domain, tls, server_index in changes.added:
+            instance = MemoryServerInstance(node, run_id)
+            self._sent[instance] = MemoryServerEndpoint(instance, host, port, domain or node, tls, server_index)
         self._sorted = tuple(sorted(self._sent.values(), key=ENDPOINT_ORDER))
 
 
-def _row(endpoint: MemoryServerEndpoint) -> tuple[str, str, str, int, str, bool, int]:
-    holder = endpoint.instance
-    domain = "" if endpoint.domain == holder.node else endpoint.domain
-    return holder.node, holder.run_id, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server_index
+def _endpoint_row(endpoint: MemoryServerEndpoint) -> tuple[str, str, str, int, str, bool, int]:
+    instance = endpoint.instance
+    domain = "" if endpoint.domain == instance.node else endpoint.domain
+    return instance.node, instance.run_id, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server_index

@@ -1,7 +1,7 @@
 r"""Escapes and shortens foreign text for terminals, logs, events and status.
 
-Pure. A program's exception may hold escape sequences, which clear a screen, forge a line or set a window's title;
-overrides of the direction of text make a name look like another. They are shown as what they are: `\x1b`, `\u202e`.
+Pure. The message of a program's exception may contain escape sequences that clear the screen, forge a log line or set
+the window title, or direction overrides that disguise a name. They are written visibly instead: `\x1b`, `\u202e`.
 """
 
 from __future__ import annotations
@@ -13,56 +13,58 @@ from collections.abc import Sequence
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 SHOWN_CHARACTERS = 100
-"""Of any input, in an error or a log."""
+"""Characters of a foreign input that an error or log line repeats."""
 
-# C0 but tab and newline, DEL, C1, overrides and isolates of direction, line ends that only some know, half characters
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 except tab and newline, DEL, C1, direction overrides and isolates, uncommon line ends, half surrogate pairs
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def escape_control_characters(text: str) -> str:
-    """`text` with each control character written out. Tabs and newlines stay."""
-    return _UNSEEN.sub(_written_out, text)
+    """Replaces control characters by visible escapes; tabs and newlines stay."""
+    return _CONTROL_CHARACTERS.sub(_escaped, text)
 
 
 def is_plain_json(text: str) -> bool:
-    """Returns whether this JSON needs no escaping; quick, false in doubt."""
+    """Returns whether this JSON text surely has no character to escape; a quick test that is false in doubt."""
     if "\\u" in text or "\\b" in text or "\\f" in text or "\\r" in text:
         return False
-    return "\x7f" not in text if text.isascii() else _UNSEEN.search(text) is None
+    return "\x7f" not in text if text.isascii() else _CONTROL_CHARACTERS.search(text) is None
 
 
-def _written_out(match: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    """`text`, its middle left out where it is longer."""
+    """Shortens a text to `characters` by leaving out its middle."""
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
 
 
 def join_names(names: Sequence[object], most: int = 8) -> str:
-    """Joins the first `most` names and counts the rest."""
+    """Joins the first `most` names with commas and counts the others."""
     text = ", ".join(map(str, names[:most]))
     return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def short_repr(value: object, characters: int = SHOWN_CHARACTERS) -> str:
-    """The `repr` of a value, shortened to `characters` without reading all.
+    """Returns the `repr` of a value, shortened to `characters`, without formatting all of it.
 
-    Whoever refuses an input repeats it in an error, and the error goes to a log: an input of megabytes would fill both.
+    Errors repeat the input that they reject and go to a log: an input of megabytes would fill both.
     """
     brief = reprlib.Repr()
     brief.maxstring = brief.maxother = brief.maxlong = characters
     try:
         return shorten(brief.repr(value), characters)
     except ValueError:
-        return "a number of thousands of digits"  # Python refuses to write those
+        return "a number of thousands of digits"  # Python refuses to convert such an integer to text
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Three digits and a decimal unit: `1.20 GB`, `512 bytes`."""
+    """Formats a size with three digits and a decimal unit: `1.20 GB`, `512 bytes`."""
     value, unit = float(size_bytes), 0
     while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1

@@ -1,7 +1,7 @@
-"""Computes waits between retries: doubled up to a limit, with jitter.
+"""Computes the waits between retries: doubled up to a limit, with jitter.
 
-Pure: what is drawn is an argument. Without a limit what failed for an hour is asked for once a day; without jitter all
-who lost the same server come back to it in the same moment.
+Pure: the random number is an argument. Without a limit, a call that failed for an hour would be retried once a day;
+without jitter, all clients that lost the same server would return to it at the same moment.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ import math
 from dataclasses import dataclass
 
 _MAX_DOUBLINGS = 30
-"""Beyond it no wait here differs: a count of failures that grows for ever must not make a number that overflows."""
+"""More doublings make no difference here; without this limit a growing count of failures would overflow the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """First and longest wait; unlimited only where the retries are few."""
+    """Exponential backoff from a first wait up to a longest one."""
 
     first_seconds: float
+    """Wait after the first failure."""
     longest_seconds: float = math.inf
+    """Limit of the wait; infinite only where there are few retries."""
 
     def seconds(self, failures: int, drawn: float = 0.0) -> float:
-        """Returns the wait after so many failures in a row.
+        """Returns the wait after this many failures in a row.
 
         Args:
-            failures: Counted from 1; 0 waits as 1 does.
-            drawn: The jitter, from 0 (the whole wait) to 1 (half of it).
+            failures: At least 1; 0 counts as 1.
+            drawn: Random number that shortens the wait: 0 leaves all of it, 1 half of it.
         """
         doublings = min(max(0, failures - 1), _MAX_DOUBLINGS)
         return min(self.longest_seconds, self.first_seconds * 2.0**doublings) * (1.0 - drawn / 2)
 
 
 # ---- latency buckets -------------------------------------------------------------------------------------------------
-# Defines the latency buckets of agents and operator; both `metrics` import it.
+# Latency buckets of the metrics of agents and operator.
 
 BUCKETS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""The same for every latency, so that panels can be laid over each other."""
+"""Upper bounds; the same for every latency, so that panels can be compared."""

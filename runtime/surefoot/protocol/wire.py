@@ -1,7 +1,7 @@
-"""Encodes messages of agents and coordinator as JSON.
+"""Encodes the messages of agents and coordinator as JSON.
 
-Decoding is strict: an unknown type, a missing or foreign field, or another version is refused by name
-(`ProtocolError`), never guessed. `encode` and `decode` are the only ways in and out.
+Decoding is strict: an unknown type, a missing or unknown field, or another version is rejected by name
+(`ProtocolError`), never guessed. All messages go through `encode` and `decode`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from surefoot.protocol.codec import Codec
 from surefoot.protocol.messages import FromAgent, Message, ToAgent
 
 VERSION = 1
-"""Grows with each change after which one side could misunderstand the other."""
+"""Protocol version. Increase it with each change that one side could misunderstand."""
 
 _CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, plain_texts=True)
 
@@ -24,5 +24,5 @@ def encode(message: Message) -> str:
 
 
 def decode(text: str | bytes) -> Message:
-    """Decodes a message; raises ProtocolError if it is foreign or of another version."""
+    """Decodes a message; raises ProtocolError if it does not fit or has another version."""
     return typing.cast(Message, _CODEC.decode(text))

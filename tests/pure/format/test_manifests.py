@@ -143,7 +143,7 @@ def test_a_manifest_vouches_for_its_tables_and_for_itself() -> None:
     assert manifest.layout == stream.digest
     check_digests(manifest, table, "memory:node-1")
     check_values(manifest, values, "memory:node-1")
-    with pytest.raises(Corrupt, match="digest table of rank 1 at step 40 of epoch 3 at memory:node-1"):
+    with pytest.raises(Corrupt, match="digest table of rank 1 at step 40 of generation 3 at memory:node-1"):
         check_digests(manifest, bytes(len(table)), "memory:node-1")
     with pytest.raises(Corrupt, match="the values of"):
         check_values(manifest, values + b" ", "memory:node-1")

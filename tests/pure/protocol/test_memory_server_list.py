@@ -44,5 +44,5 @@ def test_a_line_knows_what_was_meant_after_each_change(lists: list[SentServers])
 
 
 def test_a_holder_that_goes_and_was_never_told_of_ends_the_line() -> None:
-    with pytest.raises(ProtocolError, match="begins anew"):
+    with pytest.raises(ProtocolError, match="connects again"):
         MemoryServerList().apply_message(MemoryServerChanges((), (MemoryServerInstance("n0", "i0"),)))

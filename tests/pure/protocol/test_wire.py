@@ -67,20 +67,20 @@ def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "JSON list"),
-        ('{"type":"Stopped","generation":1}', "version None"),
-        ('{"v":true,"type":"Stopped","generation":1}', "version True"),
-        ('{"v":0,"type":"Stopped","generation":1}', "upgrade the older one"),
-        (f'{{"v":{wire.VERSION + 1},"type":"Stopped","generation":1}}', "upgrade the older one"),
+        ('{"type":"TrainersStopped","generation":1}', "version None"),
+        ('{"v":true,"type":"TrainersStopped","generation":1}', "version True"),
+        ('{"v":0,"type":"TrainersStopped","generation":1}', "upgrade the older one"),
+        (f'{{"v":{wire.VERSION + 1},"type":"TrainersStopped","generation":1}}', "upgrade the older one"),
         ('{"v":1,"type":"Stapped","generation":1}', "'Stapped'"),
-        ('{"v":1,"type":["Stopped"],"generation":1}', "no message"),
-        ('{"v":1,"type":"Stopped","generation":1,"colour":"red"}', "'colour'"),
-        ('{"v":1,"type":"Stopped"}', "generation"),
-        ('{"v":1,"type":"Stopped","generation":"1"}', "Stopped.epoch"),
-        ('{"v":1,"type":"Stopped","generation":true}', "Stopped.epoch"),
+        ('{"v":1,"type":["TrainersStopped"],"generation":1}', "no message"),
+        ('{"v":1,"type":"TrainersStopped","generation":1,"colour":"red"}', "'colour'"),
+        ('{"v":1,"type":"TrainersStopped"}', "generation"),
+        ('{"v":1,"type":"TrainersStopped","generation":"1"}', "TrainersStopped.generation"),
+        ('{"v":1,"type":"TrainersStopped","generation":true}', "TrainersStopped.generation"),
         ('{"v":1,"type":"Barrier","generation":1,"step":2,"phase":"maybe"}', "Barrier.phase"),
         (
-            '{"v":1,"type":"PersistentDropped","request":1,"error":{"a":1}}',
-            "PersistentDropped.error",
+            '{"v":1,"type":"DeleteReply","request":1,"error":{"a":1}}',
+            "DeleteReply.error",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_is_foreign_is_refused_and_named(text: str, named: str) -> None:
         decode(text)
 
 
-_BEAT = '{"v":1,"type":"Heartbeat","generation":1,"stopped":1,"warm":true,"step":1,'
+_BEAT = '{"v":1,"type":"Heartbeat","generation":1,"stopped":1,"is_warm":true,"step":1,'
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,22 @@ _BEAT = '{"v":1,"type":"Heartbeat","generation":1,"stopped":1,"warm":true,"step"
         (_BEAT + '"saved":{"generation":1,"step":1,"x":2}}', "Heartbeat.saved has no field 'x' in version 1"),
         (_BEAT + '"pending":7}', "Heartbeat.pending is 7, not a list"),
         (
-            _BEAT + '"settled":{"upto":1,"steps":[1,"a"]}}',
-            "Heartbeat.settled.steps[1] is 'a', which is not of type int",
+            _BEAT + '"closed_steps":{"closed_up_to":1,"handed_over":[1,"a"]}}',
+            "Heartbeat.closed_steps.handed_over[1] is 'a', which is not of type int",
         ),
         (_BEAT + '"a` - at `$.epoch":5}', "Heartbeat"),
-        ('{"v":1,"type":"Listing","request":1,"layouts":{"a":"b","c":5}}', "Listing.layouts['c'] is 5"),
+        ('{"v":1,"type":"PersistentPage","request":1,"layouts":{"a":"b","c":5}}', "PersistentPage.layouts['c'] is 5"),
         ('{"v":1,"type":"Assign","generation":1,"lineage":[[1,null]]}', "Assign.lineage[0] has 2 entries, not 3"),
         (
             '{"v":1,"type":"Assign","generation":1,"lineage":[[1,{"generation":1},2]]}',
             "Assign.lineage[0][1] is incomplete: step",
         ),
-        ('{"v":1,"type":"Exited","generation":1,"kind":7}', "Exited.kind is 7, not one of 'failed', 'hang'"),
+        (
+            '{"v":1,"type":"TrainerFailure","generation":1,"kind":7}',
+            "TrainerFailure.kind is 7, not one of 'failed', 'hang'",
+        ),
         ('{"v":1,"type":"Notice","reason":"' + "\udcff" + '","text":1}', "Notice.text is 1"),
-        ('{"v":1,"type":"Stopped","generation":' + "9" * 5000 + "}", "not JSON"),
+        ('{"v":1,"type":"TrainersStopped","generation":' + "9" * 5000 + "}", "not JSON"),
         (b"\xff\xfe{", "not JSON"),
     ],
     ids=lambda given: ascii(given)[:60],
@@ -126,9 +129,9 @@ def test_a_refusal_says_where_what_stands_and_what_may_stand(text: str | bytes, 
 
 
 def test_whole_numbers_of_any_size_and_repeated_fields_are_read_as_before() -> None:
-    assert decode(_BEAT + f'"level":{10**30}}}').progress.interval_exponent == 10**30  # type: ignore[union-attr]
-    assert decode('{"v":1,"type":"Stopped","generation":1,"generation":2}') == TrainersStopped(2)
-    assert decode('{"type":"Stopped","generation":3,"v":1}') == TrainersStopped(3)
+    assert decode(_BEAT + f'"interval_exponent":{10**30}}}').progress.interval_exponent == 10**30  # type: ignore[union-attr]
+    assert decode('{"v":1,"type":"TrainersStopped","generation":1,"generation":2}') == TrainersStopped(2)
+    assert decode('{"type":"TrainersStopped","generation":3,"v":1}') == TrainersStopped(3)
 
 
 def test_a_member_of_a_list_is_named_by_its_place() -> None:
@@ -271,7 +274,7 @@ def test_two_totals_are_a_window_and_windows_add_up_again() -> None:
 
 
 def test_what_is_of_another_count_is_no_window() -> None:
-    others = {"rank": 2, "work": 7, "looks": 40, "own": 10, "samples": 60}
+    others = {"rank": 2, "work": 7, "observations": 40, "busy_observations": 10, "samples": 60}
     for name, value in others.items():
         assert subtract(BEFORE, LATER._replace(**{name: value})) is None, name
     assert subtract(BEFORE, LATER._replace(busy_observations=90)) is None, "more at work than looked at"

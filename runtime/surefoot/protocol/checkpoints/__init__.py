@@ -1,5 +1,5 @@
-"""Decides which saves make a checkpoint, and which may go.
+"""Decides which saves make a checkpoint, where their copies go, and which may be deleted.
 
-Pure rules on the records of rank saves: operator, agents and programs without an operator decide by the same ones, so
-that none deletes what another counts on.
+Pure rules on the records of rank saves. Operator, agents and programs without an operator share them, so that none
+deletes a save that another relies on.
 """

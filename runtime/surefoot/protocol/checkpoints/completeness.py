@@ -1,8 +1,8 @@
-"""Decides which checkpoints are complete, fully replicated, and to restore from.
+"""Decides which checkpoints are complete and fully replicated.
 
-Pure, over what holders and the persistent tier were read to have. Called by the operator when it changes the world, by
-whoever computes the watermark, and by library mode. A silent tier is unknown, never empty: callers say who answered,
-nothing here guesses.
+Pure: works on the manifests that were read from memory servers and the persistent tier. The operator calls it when it
+assigns a new generation, memory servers' clients to compute the watermark, and library mode to choose a checkpoint. A
+tier that did not answer is unknown, never empty: callers pass only readings that succeeded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from surefoot.protocol.identities import Checkpoint, MemoryServerInstance
 from surefoot.protocol.text import short_repr
 
 # ---- coverage --------------------------------------------------------------------------------------------------------
-# Checks whether rank layouts cover every tensor exactly once. Pure; done once per set of layout digests. A global plan
-# could promise this; checking what was really saved needs none, so pipeline and expert parallel ranks, which never see
-# each other's tensors, need no common plan.
+# Checks that the layouts of all ranks cover every tensor exactly once; done once per set of layout digests. Checking
+# the saves themselves needs no global save plan, so that pipeline and expert parallel ranks, which never see each
+# other's tensors, can save independently.
 
 
 def uncovered(layouts: Iterable[Layout]) -> str | None:
-    """Describes the first tensor that is not covered exactly once, or None."""
+    """Describes the first tensor that is not covered exactly once; None if all are."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     pieces: dict[str, list[Piece]] = defaultdict(list)
@@ -38,183 +38,183 @@ def uncovered(layouts: Iterable[Layout]) -> str | None:
                 return f"tensor {tensor.name} has dtype {dtypes[tensor.name]} on one rank and {tensor.dtype} on another"
             pieces[tensor.name].extend(tensor.pieces)
     for name, shape in shapes.items():
-        problem = _gap_or_overlap(shape, pieces[name])
+        problem = _describe_coverage_fault(shape, pieces[name])
         if problem:
             return f"tensor {name} of shape {shape}: {problem}"
     return None
 
 
-def _gap_or_overlap(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | None:
+def _describe_coverage_fault(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | None:
+    """Describes why pieces do not cover a tensor of this shape exactly once; None if they do."""
     if any(len(p.offsets) != len(shape) or len(p.lengths) != len(shape) for p in pieces):
         return "a piece has another number of dimensions"
     if any(n < 0 for p in pieces for n in p.lengths):
         return "a piece has a negative length"
-    wanted, found = prod(shape), sum(prod(p.lengths) for p in pieces)
-    if wanted == 0:
+    tensor_elements, saved_elements = prod(shape), sum(prod(p.lengths) for p in pieces)
+    if tensor_elements == 0:
         return None
-    if found != wanted:
-        return f"{short_repr(found)} of {short_repr(wanted)} elements saved"
-    full = [p for p in pieces if prod(p.lengths)]  # where a piece without elements lies means nothing
-    if any(o < 0 or o + n > s for p in full for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
-        return "a piece reaches beyond it"
-    return _overlap_of(shape, full)
+    if saved_elements != tensor_elements:
+        return f"{short_repr(saved_elements)} of {short_repr(tensor_elements)} elements saved"
+    nonempty_pieces = [p for p in pieces if prod(p.lengths)]  # a piece without elements covers nothing, wherever it is
+    if any(o < 0 or o + n > s for p in nonempty_pieces for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
+        return "a piece extends beyond the tensor"
+    return _describe_overlap(shape, nonempty_pieces)
 
 
-def _overlap_of(shape: tuple[int, ...], boxes: list[Piece]) -> str | None:
-    """Whether some of the boxes overlap, which lie inside the shape and together have as many elements.
+def _describe_overlap(shape: tuple[int, ...], boxes: list[Piece]) -> str | None:
+    """Describes an overlap of boxes that are inside the shape and have as many elements in all; None if there is none.
 
-    A sum of boxes is known by its corners, each counted with the sign of its parity: exactly those of the whole are
-    left if, and only if, every element is in one box. No box is compared with another, so a record that was written to
-    be slow is not; dimensions that no box is cut along add nothing.
+    Adds up the corners of all boxes, each with the sign of its parity. The corners of the whole tensor, and no others,
+    remain if and only if every element is in exactly one box. The cost is linear in the number of boxes, so that a
+    hostile record cannot make it slow; dimensions along which no box is cut add nothing.
     """
-    cut = [d for d, n in enumerate(shape) if any(box.lengths[d] != n for box in boxes)]
-    if not cut:
-        return None if len(boxes) == 1 else "two pieces overlap"  # two saves of a 0-d tensor too
-    if len(boxes) << len(cut) > bounds.MAX_COVERAGE_CORNERS:
-        return f"{len(boxes)} pieces are cut along {len(cut)} dimensions, which are too many corners to compare"
+    cut_dimensions = [d for d, n in enumerate(shape) if any(box.lengths[d] != n for box in boxes)]
+    if not cut_dimensions:
+        return None if len(boxes) == 1 else "two pieces overlap"  # also when a 0-d tensor was saved twice
+    if len(boxes) << len(cut_dimensions) > bounds.MAX_COVERAGE_CORNERS:
+        return (
+            f"{len(boxes)} pieces are cut along {len(cut_dimensions)} dimensions: these are too many corners to compare"
+        )
     corners: dict[tuple[int, ...], int] = defaultdict(int)
-    whole = Piece((0,) * len(shape), shape, shape, 0)
-    for box, weight in ((whole, -1), *((box, 1) for box in boxes)):
-        ends = [((o := box.offsets[d], 1), (o + box.lengths[d], -1)) for d in cut]
+    tensor_box = Piece((0,) * len(shape), shape, shape, 0)
+    for box, weight in ((tensor_box, -1), *((box, 1) for box in boxes)):
+        ends = [((o := box.offsets[d], 1), (o + box.lengths[d], -1)) for d in cut_dimensions]
         for corner in product(*ends):
             corners[tuple(at for at, _ in corner)] += weight * prod(sign for _, sign in corner)
     return "two pieces overlap" if any(corners.values()) else None
 
 
 # ---- lineage ---------------------------------------------------------------------------------------------------------
-# Follows the chain of epochs that led to the present one. A checkpoint counts only if it is on it. Used to choose the
-# restore point, to retain and drop, and to count samples along the history that was kept.
+# Follows the chain of generations that led to the present one. Only checkpoints on it count: for the restore point, for
+# retention, and for counting samples along the history that the job kept.
 
 
 @dataclass(frozen=True, slots=True)
 class LineageEntry:
-    """An epoch's parent checkpoint (None: step 0) and its ranks.
-
-    A parent may be an older job's (`Checkpoint.imported`): it is a plain parent whose epoch has no entry here.
-    """
+    """A committed generation and the checkpoint that it branched from."""
 
     generation: int
     parent: Checkpoint | None
+    """Checkpoint that the generation restored; None: it started at step 0. The source job's (`Checkpoint.imported`) has
+    no entry in this lineage."""
     world_size: int
+    """Number of ranks of the generation."""
 
 
 Lineage = tuple[LineageEntry, ...]
-"""Entries in the order of their epochs; not every number need be there, a claim may be overtaken by another."""
+"""Entries by ascending generation; numbers of claims that were never committed are missing."""
 
 
-def entry_of(lineage: Lineage, epoch: int) -> LineageEntry | None:
-    """The entry of `epoch`, or None where that epoch was never committed."""
-    return next((entry for entry in reversed(lineage) if entry.generation == epoch), None)
+def entry_of(lineage: Lineage, generation: int) -> LineageEntry | None:
+    """Returns the entry of a generation; None if it was never committed."""
+    return next((entry for entry in reversed(lineage) if entry.generation == generation), None)
 
 
-def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
-    """Whether `checkpoint` is part of the history that `epoch` stands on.
+def on_lineage(lineage: Lineage, checkpoint: Checkpoint, generation: int) -> bool:
+    """Returns whether a checkpoint is part of the history of a generation.
 
-    It is if that epoch saved it, or branched from it, or if it lies on the parent's lineage no later than the
-    branching point. Saves of an overtaken world after the branching point are not: the world went another way.
+    It is if the generation saved it or branched from it, or if it is on the parent's lineage and not after the
+    branching point. A save after a branching point is not: the job repeated those steps in another generation.
     """
-    entry = entry_of(lineage, epoch)
-    bound: int | None = None  # steps above this were cut off by a later branch
+    entry = entry_of(lineage, generation)
+    last_step: int | None = None  # steps above this were cut off by a later branch
     while entry is not None:
-        begin = entry.parent.step if entry.parent else 0
+        parent_step = entry.parent.step if entry.parent else 0
         if checkpoint.generation == entry.generation:
-            return checkpoint.step > begin and (bound is None or checkpoint.step <= bound)
+            return checkpoint.step > parent_step and (last_step is None or checkpoint.step <= last_step)
         if entry.parent is None:
             return False
-        bound = entry.parent.step if bound is None else min(bound, entry.parent.step)
+        last_step = entry.parent.step if last_step is None else min(last_step, entry.parent.step)
         if checkpoint == entry.parent:
-            return checkpoint.step <= bound  # also where its own epoch's entry was pruned
-        entry = _before(lineage, entry)
+            return checkpoint.step <= last_step  # true also if the entry of the checkpoint's own generation was pruned
+        entry = _parent_entry(lineage, entry)
     return False
 
 
-def _before(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
-    """The entry that `entry` branched from. Epochs only grow, so a damaged record cannot lead round in a circle."""
+def _parent_entry(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
+    """Returns the entry that `entry` branched from; a damaged record cannot cause a loop, as generations must decrease."""
     if entry.parent is None or entry.parent.generation >= entry.generation:
         return None
     return entry_of(lineage, entry.parent.generation)
 
 
 def newest_checkpoint(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint of one lineage with the highest step; steps are unique."""
+    """Returns the checkpoint with the highest step; all must be of one lineage, where steps are unique."""
     return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.generation), default=None)
 
 
-def generation_at(lineage: Lineage, epoch: int, step: int) -> int | None:
-    """The epoch whose execution of `step` counts in `epoch`'s history.
+def generation_at(lineage: Lineage, generation: int, step: int) -> int | None:
+    """Returns the generation whose execution of a step counts in the history of `generation`; None: no one has run it.
 
-    The first step is 1. None if no epoch has executed it.
+    Steps count from 1.
     """
-    entry = entry_of(lineage, epoch)
+    entry = entry_of(lineage, generation)
     while entry is not None:
         if entry.parent is None or step > entry.parent.step:
             return entry.generation
-        entry = _before(lineage, entry)
+        entry = _parent_entry(lineage, entry)
     return None
 
 
-def ancestry(lineage: Lineage, epoch: int) -> tuple[int, ...]:
-    """The epochs whose steps count in the history of `epoch`, itself first."""
-    found, entry = list[int](), entry_of(lineage, epoch)
+def ancestry(lineage: Lineage, generation: int) -> tuple[int, ...]:
+    """Returns the generations whose steps count in the history of a generation, that one first."""
+    generations, entry = list[int](), entry_of(lineage, generation)
     while entry is not None:
-        found.append(entry.generation)
-        entry = _before(lineage, entry)
-    return tuple(found)
+        generations.append(entry.generation)
+        entry = _parent_entry(lineage, entry)
+    return tuple(generations)
 
 
 def first_step(lineage: Lineage) -> int:
-    """The first step that this job ran itself in its present history.
-
-    1, or the one after the older job's checkpoint that it began from.
-    """
+    """Returns the first step that this job executed itself: 1, or the step after its initial checkpoint."""
     entry = lineage[-1] if lineage else None
     while entry is not None:
         if entry.parent is not None and entry.parent.imported:
             return entry.parent.step + 1
-        entry = _before(lineage, entry)
+        entry = _parent_entry(lineage, entry)
     return 1
 
 
-def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Lineage:
-    """Removes entries that no retained checkpoint needs: status stays bounded.
+def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, generation: int) -> Lineage:
+    """Returns the lineage without the entries that no retained checkpoint needs, so that the status stays bounded.
 
-    Keeps every entry from `oldest_needed`'s epoch on that `epoch` descends from; with None keeps all.
+    Keeps the ancestors of `generation` down to the generation of `oldest_needed`; everything if that is None.
     """
     if oldest_needed is None:
         return lineage
     chain: set[int] = set()
-    entry = entry_of(lineage, epoch)
+    entry = entry_of(lineage, generation)
     while entry is not None:
         chain.add(entry.generation)
         if entry.generation <= oldest_needed.generation:
             break
-        entry = _before(lineage, entry)
+        entry = _parent_entry(lineage, entry)
     return tuple(entry for entry in lineage if entry.generation in chain)
 
 
 def describe_lineage(lineage: Sequence[LineageEntry]) -> str:
-    """`1@0x3 > 2@40x2`: epoch, the step it branched from, its world."""
+    """Formats a lineage as `1@0x3 > 2@40x2`: generation, step it branched from, world size."""
     return " > ".join(f"{e.generation}@{e.parent.step if e.parent else 0}x{e.world_size}" for e in lineage)
 
 
 # ---- completeness ----------------------------------------------------------------------------------------------------
 
 Covers = Mapping[frozenset[str], bool]
-"""For each set of layout digests that was checked: whether together they cover every tensor exactly once."""
+"""Whether the layouts of a set of digests cover every tensor exactly once; sets that were not checked are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecord:
-    """Names one record that a listing could not read, and `why`.
-
-    `silent`: the tier did not give it, so it may be good; else it was read, and is damaged or gone. It is a manifest of
-    `checkpoint`, or the layout record `digest`.
-    """
+    """A manifest or layout record that a listing could not read."""
 
     reason: str
+    """Why it could not be read."""
     silent: bool
+    """True: the tier did not return it, so it may be intact. False: it was read and is damaged, or it is missing."""
     checkpoint: Checkpoint | None = None
+    """Checkpoint of the manifest; None for a layout record."""
     digest: str | None = None
+    """Digest of the layout record; None for a manifest."""
 
     def __str__(self) -> str:
         return self.reason
@@ -222,21 +222,20 @@ class UnreadRecord:
 
 @dataclass(frozen=True, slots=True)
 class TierReading:
-    """Holds the index entries that were read, by tier.
-
-    Those of sealed holders, and manifests in the persistent tier (None: not read, unknown).
-    """
+    """The rank manifests that were read from each tier, with lazily computed views of them."""
 
     servers: Mapping[MemoryServerInstance, tuple[RankManifest, ...]]
+    """Index entries of each memory server that was fenced and read."""
     persistent: tuple[RankManifest, ...] | None
-    _cache: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
+    """Manifests in the persistent tier; None: it was not read, so its contents are unknown."""
+    _manifests: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _having: dict[Checkpoint, dict[int, dict[MemoryServerInstance, RankManifest]]] = field(
+    _servers: dict[Checkpoint, dict[int, dict[MemoryServerInstance, RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    _layouts: dict[Checkpoint, frozenset[str] | None] = field(
+    _layout_digests: dict[Checkpoint, frozenset[str] | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _copies: dict[Checkpoint, tuple[Mapping[MemoryServerInstance, str], int]] = field(
@@ -244,132 +243,136 @@ class TierReading:
     )
 
     def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
-        """Maps checkpoint and rank to all manifests seen; computed once."""
-        if not self._cache:
-            found: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
+        """Returns all manifests by checkpoint and rank; computed once."""
+        if not self._manifests:
+            manifests_by_save: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(
+                lambda: defaultdict(list)
+            )
             for source in (*self.servers.values(), self.persistent or ()):
                 for manifest in source:
                     save = manifest.save
-                    found[save.generation, save.step][save.rank].append(manifest)
-            self._cache.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
-        return self._cache
+                    manifests_by_save[save.generation, save.step][save.rank].append(manifest)
+            self._manifests.update({Checkpoint(*key): dict(ranks) for key, ranks in manifests_by_save.items()})
+        return self._manifests
 
     def having(self) -> Mapping[Checkpoint, Mapping[int, Mapping[MemoryServerInstance, RankManifest]]]:
-        """Maps checkpoint and rank to holders with their manifests; computed once."""
-        if not self._having:
-            found: dict[tuple[int, int], dict[int, dict[MemoryServerInstance, RankManifest]]] = defaultdict(
+        """Returns the memory servers with their manifests by checkpoint and rank; computed once."""
+        if not self._servers:
+            servers_by_save: dict[tuple[int, int], dict[int, dict[MemoryServerInstance, RankManifest]]] = defaultdict(
                 lambda: defaultdict(dict)
             )
-            for holder, manifests in self.servers.items():
+            for server, manifests in self.servers.items():
                 for manifest in manifests:
                     save = manifest.save
-                    found[save.generation, save.step][save.rank][holder] = manifest
-            self._having.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
-        return self._having
+                    servers_by_save[save.generation, save.step][save.rank][server] = manifest
+            self._servers.update({Checkpoint(*key): dict(ranks) for key, ranks in servers_by_save.items()})
+        return self._servers
 
 
 def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
-    """Sets of layout digests, one per checkpoint with all ranks.
-
-    `Covers` must answer whether each set covers all tensors.
-    """
-    wanted = set()
+    """Returns the sets of layout digests that `Covers` must answer for: one per checkpoint with a save of every rank."""
+    digest_sets = set()
     for ranks in reading.manifests().values():
         if has_every_rank(ranks, next(iter(ranks.values()))[0].world_size):
-            wanted.add(frozenset(m.layout for copies in ranks.values() for m in copies))
-    return wanted
+            digest_sets.add(frozenset(m.layout for copies in ranks.values() for m in copies))
+    return digest_sets
 
 
 def is_complete(ranks: Mapping[int, list[RankManifest]], covers: Covers) -> bool:
-    """Returns whether every rank's save is there and covers each tensor once.
+    """Returns whether every rank's save exists and together they cover each tensor once.
 
-    All must agree on the size of the world. Two manifests of one rank that describe different bytes make the checkpoint
-    incomplete: somebody wrote twice.
+    All must agree on the world size. A checkpoint is incomplete if two manifests of one rank describe different bytes,
+    because then two processes wrote the same save.
     """
-    layouts = _agreed_layouts(ranks)
+    layouts = _agreed_layout_digests(ranks)
     return layouts is not None and covers.get(layouts, False)
 
 
-def _agreed_layouts(ranks: Mapping[int, list[RankManifest]]) -> frozenset[str] | None:
-    """The layouts of a checkpoint whose ranks are all there and agree; None: they are not, or do not."""
+def _agreed_layout_digests(ranks: Mapping[int, list[RankManifest]]) -> frozenset[str] | None:
+    """Returns the layouts of a checkpoint; None if ranks are missing or manifests disagree."""
     if not ranks:
         return None
-    world = next(iter(ranks.values()))[0].world_size
-    if not has_every_rank(ranks, world):
+    world_size = next(iter(ranks.values()))[0].world_size
+    if not has_every_rank(ranks, world_size):
         return None
     for copies in ranks.values():
-        if any(m.world_size != world or not m.same_bytes_as(copies[0]) for m in copies):
+        if any(m.world_size != world_size or not m.same_bytes_as(copies[0]) for m in copies):
             return None
     return frozenset(copies[0].layout for copies in ranks.values())
 
 
 def complete_checkpoints(
-    reading: TierReading, lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
+    reading: TierReading, lineage: Lineage, generation: int, unreadable: frozenset[Checkpoint], covers: Covers
 ) -> list[Checkpoint]:
-    """Complete checkpoints on the lineage of `epoch`, oldest first, none of `bad`."""
-    found = [
+    """Returns the complete checkpoints on the lineage of a generation, oldest first, without those in `unreadable`."""
+    complete = [
         checkpoint
         for checkpoint, ranks in reading.manifests().items()
-        if checkpoint not in bad
-        and on_lineage(lineage, checkpoint, epoch)
+        if checkpoint not in unreadable
+        and on_lineage(lineage, checkpoint, generation)
         and _world_size_matches(lineage, checkpoint, len(ranks))
-        and (layouts := _layouts_of(reading, checkpoint, ranks)) is not None
+        and (layouts := _layout_digests_of(reading, checkpoint, ranks)) is not None
         and covers.get(layouts, False)
     ]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return sorted(complete, key=lambda checkpoint: checkpoint.step)
 
 
-def _layouts_of(
+def _layout_digests_of(
     reading: TierReading, checkpoint: Checkpoint, ranks: Mapping[int, list[RankManifest]]
 ) -> frozenset[str] | None:
-    """`_agreed_layouts`, worked out once a reading: every round asks, and what was read seldom changes."""
-    if checkpoint not in reading._layouts:
-        reading._layouts[checkpoint] = _agreed_layouts(ranks)
-    return reading._layouts[checkpoint]
+    """Returns `_agreed_layout_digests`, cached per reading, because every reconcile asks and readings seldom change."""
+    if checkpoint not in reading._layout_digests:
+        reading._layout_digests[checkpoint] = _agreed_layout_digests(ranks)
+    return reading._layout_digests[checkpoint]
 
 
 def _world_size_matches(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
-    """Whether the manifests' world is that epoch's: manifests that agree among themselves may still be of another
-    world."""
+    """Returns whether the number of saved ranks is the generation's world size; agreeing manifests may lie about it."""
     entry = entry_of(lineage, checkpoint.generation)
     return entry is None or entry.world_size == ranks
 
 
 def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[MemoryServerInstance, str]) -> int:
-    """Counts failure domains with a rank's save; the minimum over ranks."""
-    counted = reading._copies.get(checkpoint)
-    if counted is None or counted[0] is not domains:
+    """Counts the failure domains that have a rank's save in memory; returns the lowest count over all ranks."""
+    cached = reading._copies.get(checkpoint)
+    if cached is None or cached[0] is not domains:
         ranks = reading.having().get(checkpoint, {})
-        world = max((manifest.world_size for copies in ranks.values() for manifest in copies.values()), default=0)
-        copies = [len({domains.get(h, h.node) for h in holders}) for holders in ranks.values()]
-        counted = reading._copies[checkpoint] = (domains, min(copies) if has_every_rank(ranks, world) else 0)
-    return counted[1]
+        world_size = max(
+            (manifest.world_size for domain_counts in ranks.values() for manifest in domain_counts.values()), default=0
+        )
+        domain_counts = [len({domains.get(server, server.node) for server in servers}) for servers in ranks.values()]
+        cached = reading._copies[checkpoint] = (domains, min(domain_counts) if has_every_rank(ranks, world_size) else 0)
+    return cached[1]
 
 
 def complete_persistent(
-    persistent: Iterable[RankManifest], lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
+    persistent: Iterable[RankManifest],
+    lineage: Lineage,
+    generation: int,
+    unreadable: frozenset[Checkpoint],
+    covers: Covers,
 ) -> list[Checkpoint]:
-    """Checkpoints that the persistent tier alone completes, oldest first."""
-    return complete_checkpoints(TierReading({}, tuple(persistent)), lineage, epoch, bad, covers)
+    """Returns the checkpoints that are complete in the persistent tier alone, oldest first."""
+    return complete_checkpoints(TierReading({}, tuple(persistent)), lineage, generation, unreadable, covers)
 
 
 def effective_replicas(replicas: int, live_domains: int) -> int:
-    """R_eff: `replicas`, at most one per live failure domain, at least 1."""
+    """Returns the number of copies that is possible now: `replicas`, but at most one per live failure domain, at least 1."""
     return max(1, min(replicas, live_domains))
 
 
 def watermark(
     reading: TierReading,
     lineage: Lineage,
-    epoch: int,
-    bad: frozenset[Checkpoint],
+    generation: int,
+    unreadable: frozenset[Checkpoint],
     covers: Covers,
     domains: Mapping[MemoryServerInstance, str],
     replicas_effective: int,
 ) -> Checkpoint | None:
-    """W: the newest fully replicated checkpoint on the lineage.
+    """Returns the newest fully replicated checkpoint on the lineage; None if there is none.
 
-    Read from the indexes: a fact about the holders, not a decision.
+    It follows from the indexes of the memory servers alone and decides nothing.
     """
-    candidates = complete_checkpoints(reading, lineage, epoch, bad, covers)
+    candidates = complete_checkpoints(reading, lineage, generation, unreadable, covers)
     return newest_checkpoint(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)

@@ -1,9 +1,10 @@
-"""Chooses the holders of each rank's saves.
+"""Chooses the memory servers that each rank's saves are copied to.
 
-Pure; sent with the assignment. Disjoint groups of R failure domains rather than a ring: with 16 nodes, R=2 and two
-losses a group placement survives 93.3 % of cases, a ring 86.7 % (GEMINI, SOSP'23). Groups cross the highest level of the
-topology at which nodes differ (zone, rack), and by a hash of their names where nobody says how they stand: neighbours by
-name are mostly neighbours in a rack, and would take both copies along. Where nodes do not divide, a group has one more.
+Pure; the result is sent with the assignment. Failure domains are divided into disjoint groups of R rather than arranged
+in a ring: with 16 nodes, R=2 and two losses, groups survive 93.3 % of the cases, a ring 86.7 % (GEMINI, SOSP'23).
+Members of a group differ at the highest level of the topology at which nodes differ at all (zone, then rack). Where no
+topology is known, groups follow a hash of the nodes' names: nodes with adjacent names are mostly in one rack, which
+could take both copies with it. If the number of domains is not a multiple of R, some groups have one more.
 """
 
 from __future__ import annotations
@@ -19,43 +20,46 @@ from itertools import chain
 from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint
 
 RankTargets = tuple[tuple[MemoryServerEndpoint, ...], ...]
-"""By local rank where its saves go; a single entry is that of all ranks."""
+"""By local rank, the servers that its saves are copied to; a single entry applies to all ranks."""
 
 Path = tuple[str, ...]
-"""Where a node stands, the highest level first: zone, rack; an empty name where nobody says."""
+"""Location of a node, the highest level first (zone, rack); an unknown level is empty."""
 
 _HASH_BITS = 64
+"""Bits of the hash of a node's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where nodes stand, and the salt by which one job's groups are drawn."""
+    """The locations of nodes, and a salt that gives each job its own groups."""
 
     salt: str = ""
+    """Key of the hash that orders nodes; the job's own."""
     paths: Mapping[str, Path] = field(default_factory=dict, hash=False)
-    """By node; one that is not named stands in no zone and no rack."""
+    """Locations by node; a missing node has no known zone or rack."""
 
     def differing(self, nodes: Iterable[str]) -> dict[str, Path]:
-        """Maps these nodes to their paths, without the highest levels that all of them share."""
-        found = self._padded(nodes)
-        shared = _highest_difference(found)
-        return {node: () if shared is None else path[shared:] for node, path in found.items()}
+        """Returns the paths of these nodes without the highest levels, as far as all of them share these."""
+        padded = self._padded_paths(nodes)
+        shared_levels = _highest_differing_level(padded)
+        return {node: () if shared_levels is None else path[shared_levels:] for node, path in padded.items()}
 
     def highest_difference(self, nodes: Iterable[str]) -> int | None:
-        """The highest level at which not all of these nodes stand in the same place; None: they do at all."""
-        return _highest_difference(self._padded(nodes))
+        """Returns the highest level at which these nodes differ, 0 for the zone; None if they do not differ."""
+        return _highest_differing_level(self._padded_paths(nodes))
 
-    def _padded(self, nodes: Iterable[str]) -> dict[str, Path]:
-        found = {node: self.paths.get(node, ()) for node in nodes}
-        depth = max(map(len, found.values()), default=0)
-        return {node: (*path, *[""] * (depth - len(path))) for node, path in found.items()}
+    def _padded_paths(self, nodes: Iterable[str]) -> dict[str, Path]:
+        """Returns the paths of these nodes, all with the same number of levels."""
+        paths = {node: self.paths.get(node, ()) for node in nodes}
+        depth = max(map(len, paths.values()), default=0)
+        return {node: (*path, *[""] * (depth - len(path))) for node, path in paths.items()}
 
 
 UNKNOWN_TOPOLOGY = Topology()
-"""Nobody says where nodes stand."""
+"""Locations of nodes are unknown."""
 
 
-def _highest_difference(paths: Mapping[str, Path]) -> int | None:
+def _highest_differing_level(paths: Mapping[str, Path]) -> int | None:
     depth = len(next(iter(paths.values()), ()))
     return next((level for level in range(depth) if len({path[level] for path in paths.values()}) > 1), None)
 
@@ -63,227 +67,247 @@ def _highest_difference(paths: Mapping[str, Path]) -> int | None:
 def replica_groups(
     domains: Iterable[str], replicas: int, topology: Topology = UNKNOWN_TOPOLOGY
 ) -> list[tuple[str, ...]]:
-    """Divides the domains into disjoint groups of `replicas`, or one more.
+    """Divides the domains into disjoint groups of `replicas` members, or one more.
 
-    Where no zone (or rack, whichever differs first) has more than 1/R of the domains, no group has two of one. Of a larger
-    one only those share a group for whom there is nobody else. One domain more or less changes few groups; see `_Tree`.
+    If no zone (or rack, whichever differs first) has more than 1/R of the domains, no group has two members in one. In
+    a larger zone, only domains that have no partner elsewhere share a group. Adding or removing a domain changes few
+    groups; see `_HashTree`.
     """
     paths = topology.differing(domains)
-    ordered = _by_hash(topology.salt, paths)
+    ordered = _order_by_hash(topology.salt, paths)
     size = max(1, min(replicas, len(ordered)))
-    cut: list[list[str]] = []
+    groups: list[list[str]] = []
     depth = max(map(len, paths.values()), default=0)
-    # who finds nobody in another zone looks for another rack, and then for any other node
+    # domains without a partner in another zone get one in another rack, and else any other domain
     for level in range(depth + 1):
-        tree = _Tree(
+        tree = _HashTree(
             {name: path[: level + 1] if level < depth else (*path, name) for name, path in paths.items()}, size
         )
-        left = set(tree.grouped(ordered))
-        cut += tree.made
-        ordered = [one for one in ordered if one[1] in left]
-    for place, (_, name) in enumerate(ordered):
-        cut[place % len(cut)].append(name)
+        ungrouped = set(tree.group_names(ordered))
+        groups += tree.groups
+        ordered = [item for item in ordered if item[1] in ungrouped]
+    for position, (_, name) in enumerate(ordered):
+        groups[position % len(groups)].append(name)
     for level in range(depth):
-        _spread(cut, {name: path[: level + 1] for name, path in paths.items()})
-    return [tuple(group) for group in cut]
+        _swap_members_apart(groups, {name: path[: level + 1] for name, path in paths.items()})
+    return [tuple(group) for group in groups]
 
 
-def _by_hash(salt: str, names: Iterable[str]) -> list[tuple[int, str]]:
-    """Orders names by a hash that has nothing to do with how they were given."""
+def _order_by_hash(salt: str, names: Iterable[str]) -> list[tuple[int, str]]:
+    """Sorts names by a keyed hash, so that the order is independent of the input's order and differs between jobs."""
     key, length = blake2b(salt.encode()).digest(), _HASH_BITS // 8
     return sorted(
         (int.from_bytes(blake2b(name.encode(), digest_size=length, key=key).digest()), name) for name in names
     )
 
 
-class _Tree:
-    """Makes groups of what stands apart, along the binary tree of the names' hashes.
+class _HashTree:
+    """Groups names that are at different places, along the binary tree of the names' hashes.
 
-    Who finds no group in a branch goes up to the next. One name more or less changes its own branch alone, some group at
-    each fork: what is cut from an ordered list would move all that follow.
+    Names that find no group in a branch move up to the next fork. So adding or removing a name changes its own branch
+    and perhaps one group at each fork above. Cutting a sorted list would change all groups that follow.
     """
 
     def __init__(self, place: Mapping[str, Path], size: int) -> None:
-        self._place, self._size = place, size
-        self._places = min(size, len(set(place.values())))
-        """That each group has members of."""
-        self.made: list[list[str]] = []
+        self._place_of, self._size = place, size
+        self._places_per_group = min(size, len(set(place.values())))
+        """Number of different places that each group must have."""
+        self.groups: list[list[str]] = []
+        """The groups so far."""
 
-    def grouped(self, ordered: Sequence[tuple[int, str]], bit: int = _HASH_BITS - 1) -> list[str]:
-        """Makes what groups there are to be made of names in the order of their hashes; returns who is left."""
+    def group_names(self, ordered: Sequence[tuple[int, str]], bit: int = _HASH_BITS - 1) -> list[str]:
+        """Groups names, which are ordered by hash, as far as possible; returns the names without a group."""
         if len(ordered) < 2 or bit < 0:
-            return self._made_of([name for _, name in ordered])
+            return self._add_groups([name for _, name in ordered])
         fork = (ordered[0][0] >> (bit + 1) << (bit + 1)) | (1 << bit)
-        at = bisect_left(ordered, (fork, ""))
-        left = self.grouped(ordered[:at], bit - 1) if at else []
-        return self._made_of([*left, *(self.grouped(ordered[at:], bit - 1) if at < len(ordered) else [])])
+        fork_position = bisect_left(ordered, (fork, ""))
+        ungrouped = self.group_names(ordered[:fork_position], bit - 1) if fork_position else []
+        return self._add_groups(
+            [*ungrouped, *(self.group_names(ordered[fork_position:], bit - 1) if fork_position < len(ordered) else [])]
+        )
 
-    def _made_of(self, names: list[str]) -> list[str]:
+    def _add_groups(self, names: list[str]) -> list[str]:
+        """Groups these names, always from the places with most names left; returns the names without a group."""
         by_place: dict[Path, list[str]] = defaultdict(list)
         for name in reversed(names):
-            by_place[self._place[name]].append(name)
-        largest = [(-len(there), place) for place, there in by_place.items()]
+            by_place[self._place_of[name]].append(name)
+        largest = [(-len(members), place) for place, members in by_place.items()]
         heapify(largest)
         ungrouped = len(names)
-        while len(largest) >= self._places and ungrouped >= self._size:
+        while len(largest) >= self._places_per_group and ungrouped >= self._size:
             group: list[str] = []
             while len(group) < self._size:
-                chosen = [heappop(largest) for _ in range(min(len(largest), self._size - len(group)))]
-                group += [by_place[place].pop() for _, place in chosen]
-                for count, place in chosen:
+                largest_places = [heappop(largest) for _ in range(min(len(largest), self._size - len(group)))]
+                group += [by_place[place].pop() for _, place in largest_places]
+                for count, place in largest_places:
                     if count < -1:
                         heappush(largest, (count + 1, place))
-            self.made.append(group)
+            self.groups.append(group)
             ungrouped -= self._size
-        left = set(chain(*by_place.values()))
-        return [name for name in names if name in left]
+        ungrouped_names = set(chain(*by_place.values()))
+        return [name for name in names if name in ungrouped_names]
 
 
-def _spread(cut: list[list[str]], place: Mapping[str, Path]) -> None:
-    """Exchanges members of groups until no exchange takes two of one place apart.
+def _swap_members_apart(groups: list[list[str]], places: Mapping[str, Path]) -> None:
+    """Swaps members between groups until no swap reduces the pairs of one group that are at one place.
 
-    Only among those of one place a level higher, which stay as far apart as they are. As long as a group lacks a place that
-    another has twice, some exchange leaves fewer such pairs.
+    Swaps only members of the same place one level higher, so that they stay as far apart at that level. As long as a
+    group lacks a place that another has twice, some swap reduces the number of such pairs.
     """
     changed = True
     while changed:
-        changed, passed = False, defaultdict[Path, int](int)
-        for group in cut:
-            for name in _repeated(group, place):
-                while passed[place[name]] < len(cut):
-                    other = cut[passed[place[name]]]
-                    partner = _partner(group, name, other, place)
+        changed, next_group = False, defaultdict[Path, int](int)
+        for group in groups:
+            for name in _members_sharing_place(group, places):
+                while next_group[places[name]] < len(groups):
+                    other = groups[next_group[places[name]]]
+                    partner = _swap_partner(group, name, other, places)
                     if partner is not None:
                         group[group.index(name)], other[other.index(partner)] = partner, name
                         changed = True
                         break
-                    passed[place[name]] += 1
+                    next_group[places[name]] += 1
 
 
-def _repeated(group: Sequence[str], place: Mapping[str, Path]) -> list[str]:
-    return [name for at, name in enumerate(group) if any(place[name] == place[one] for one in group[:at])]
+def _members_sharing_place(group: Sequence[str], places: Mapping[str, Path]) -> list[str]:
+    """Returns the members whose place another member before them has."""
+    return [
+        name
+        for position, name in enumerate(group)
+        if any(places[name] == places[earlier] for earlier in group[:position])
+    ]
 
 
-def _partner(group: Sequence[str], name: str, other: Sequence[str], place: Mapping[str, Path]) -> str | None:
-    """The member of the other group for whom `name` is exchanged; None: that would bring nothing."""
-    there, here = [place[one] for one in other], {place[one] for one in group}
-    if place[name] in there:
+def _swap_partner(group: Sequence[str], name: str, other: Sequence[str], places: Mapping[str, Path]) -> str | None:
+    """Returns the member of the other group to swap `name` for; None if no swap helps."""
+    other_places, own_places = [places[candidate] for candidate in other], {places[candidate] for candidate in group}
+    if places[name] in other_places:
         return None
-    alike = [one for one in other if place[one][:-1] == place[name][:-1]]
-    fresh = (one for one in alike if place[one] not in here)
-    return next(fresh, next((one for one in alike if there.count(place[one]) > 1), None))
+    candidates = [candidate for candidate in other if places[candidate][:-1] == places[name][:-1]]
+    new_places = (candidate for candidate in candidates if places[candidate] not in own_places)
+    return next(
+        new_places, next((candidate for candidate in candidates if other_places.count(places[candidate]) > 1), None)
+    )
 
 
 def assign_targets(
     worker_nodes: Mapping[int, str],
-    holders: Sequence[MemoryServerEndpoint],
+    endpoints: Sequence[MemoryServerEndpoint],
     replicas: int,
     local_ranks: int = 1,
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> dict[int, RankTargets]:
-    """Maps worker index to the holders its agent writes to, local first.
+    """Returns the servers that each worker's saves are copied to, by worker index.
 
-    A worker writes to its own node, then to others of its group, one a domain. A worker whose node has no holder uses the
-    group with the fewest workers. Never more than one holder of one failure domain. Where nodes run several servers each
-    rank has its own of each node: one thread a server would else take all that a node's ranks save.
+    A worker uses its own node first and then other members of the node's group, one server per failure domain. A
+    worker whose node has no server uses the group with the fewest workers. Where nodes run several servers, each rank
+    gets one of each node: otherwise one server thread would have to receive all saves of a node.
     """
     servers: dict[str, dict[int, MemoryServerEndpoint]] = {}
-    for endpoint in sorted(holders, key=ENDPOINT_ORDER):
+    for endpoint in sorted(endpoints, key=ENDPOINT_ORDER):
         servers.setdefault(endpoint.instance.node, {}).setdefault(endpoint.server_index, endpoint)
-    dealt = _RoundRobin(servers)
-    domains = {node: next(iter(there.values())).domain for node, there in servers.items()}
-    chosen = _nodes(worker_nodes, domains, replicas, topology)
-    return {index: dealt.targets(nodes, local_ranks) for index, nodes in chosen.items()}
+    round_robin = _RoundRobin(servers)
+    domains = {node: next(iter(by_index.values())).domain for node, by_index in servers.items()}
+    nodes_by_worker = _choose_nodes(worker_nodes, domains, replicas, topology)
+    return {index: round_robin.targets(nodes, local_ranks) for index, nodes in nodes_by_worker.items()}
 
 
-def servers_per_node(holders: Iterable[MemoryServerEndpoint]) -> int:
-    """Counts the servers that each node runs.
+def servers_per_node(endpoints: Iterable[MemoryServerEndpoint]) -> int:
+    """Returns the number of servers that each node runs, from the highest server index of all nodes.
 
-    By all nodes' servers: one whose last server is away must not have all its ranks dealt anew.
+    A single node may lack its last server for a while, which must not reassign all its ranks.
     """
-    return 1 + max((endpoint.server_index for endpoint in holders), default=0)
+    return 1 + max((endpoint.server_index for endpoint in endpoints), default=0)
 
 
-def _nodes(
+def _choose_nodes(
     worker_nodes: Mapping[int, str], domains: Mapping[str, str], replicas: int, topology: Topology
 ) -> dict[int, tuple[str, ...]]:
-    """Maps worker index to the nodes that take its saves; `domains`: of each node with holders, in order."""
+    """Chooses the nodes that take each worker's saves; `domains` are those of all nodes with servers, in order."""
     by_domain: dict[str, list[str]] = defaultdict(list)
     for node, domain in domains.items():
         by_domain[domain].append(node)
-    stands = Topology(topology.salt, {domain: topology.paths.get(nodes[0], ()) for domain, nodes in by_domain.items()})
-    cut = replica_groups(by_domain, replicas, stands)
-    if not cut:
+    domain_topology = Topology(
+        topology.salt, {domain: topology.paths.get(nodes[0], ()) for domain, nodes in by_domain.items()}
+    )
+    groups = replica_groups(by_domain, replicas, domain_topology)
+    if not groups:
         return dict.fromkeys(worker_nodes, ())
-    group_of = {domain: place for place, group in enumerate(cut) for domain in group}
-    least_loaded = _Loads(len(cut))
-    within = {domain: _Loads(len(nodes)) for domain, nodes in by_domain.items()}
-    place_of = {node: place for nodes in by_domain.values() for place, node in enumerate(nodes)}
-    chosen: dict[int, tuple[str, ...]] = {}
+    group_of = {domain: position for position, group in enumerate(groups) for domain in group}
+    group_loads = _LoadCounter(len(groups))
+    node_loads = {domain: _LoadCounter(len(nodes)) for domain, nodes in by_domain.items()}
+    position_of = {node: position for nodes in by_domain.values() for position, node in enumerate(nodes)}
+    nodes_by_worker: dict[int, tuple[str, ...]] = {}
     for index, node in sorted(worker_nodes.items()):
-        home = domains.get(node)
-        number = group_of[home] if home is not None else least_loaded.least()
-        group = cut[number]
-        start = group.index(home) if home is not None else 0
+        home_domain = domains.get(node)
+        group_index = group_of[home_domain] if home_domain is not None else group_loads.least_loaded()
+        group = groups[group_index]
+        start = group.index(home_domain) if home_domain is not None else 0
         picks: list[tuple[int, str]] = []
         for domain in (*group[start:], *group[:start]):
-            pick = node if domain == home else by_domain[domain][within[domain].least()]
-            picks.append((within[domain].of[place_of[pick]], pick))
-        chosen[index] = _apart(picks, max(1, replicas), topology.paths)
-        for taken in chosen[index]:
-            within[domains[taken]].add(place_of[taken])
-            least_loaded.add(number)
-    return chosen
+            pick = node if domain == home_domain else by_domain[domain][node_loads[domain].least_loaded()]
+            picks.append((node_loads[domain].of[position_of[pick]], pick))
+        nodes_by_worker[index] = _choose_distant_nodes(picks, max(1, replicas), topology.paths)
+        for chosen_node in nodes_by_worker[index]:
+            node_loads[domains[chosen_node]].add(position_of[chosen_node])
+            group_loads.add(group_index)
+    return nodes_by_worker
 
 
-def _apart(picks: Sequence[tuple[int, str]], replicas: int, paths: Mapping[str, Path]) -> tuple[str, ...]:
-    """Chooses nodes of a group: the first, then those that share the least with the chosen, then the least loaded."""
+def _choose_distant_nodes(
+    picks: Sequence[tuple[int, str]], replicas: int, paths: Mapping[str, Path]
+) -> tuple[str, ...]:
+    """Chooses nodes of a group: the first, then those that share least with those chosen, then the least loaded."""
     (_, first), *others = picks
     chosen = [first]
     while others and len(chosen) < replicas:
-        shared = {node: max(_shared(paths.get(node, ()), paths.get(one, ())) for one in chosen) for _, node in others}
-        best = min(others, key=lambda pick: (shared[pick[1]], pick[0]))
+        shared_levels = {
+            node: max(_shared_levels(paths.get(node, ()), paths.get(chosen_node, ())) for chosen_node in chosen)
+            for _, node in others
+        }
+        best = min(others, key=lambda pick: (shared_levels[pick[1]], pick[0]))
         others.remove(best)
         chosen.append(best[1])
     return tuple(chosen)
 
 
-def _shared(one: Path, other: Path) -> int:
-    """At how many levels, from the highest on, both stand in the same place."""
+def _shared_levels(first: Path, second: Path) -> int:
+    """Counts the levels, from the highest on, at which both paths are equal."""
     return next(
-        (level for level, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (level for level, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
 class _RoundRobin:
-    """Deals ranks to each node's servers, by turns."""
+    """Assigns ranks to each node's servers in turn."""
 
     def __init__(self, servers: Mapping[str, Mapping[int, MemoryServerEndpoint]]) -> None:
         self._servers = servers
-        self._there = {node: [there[number] for number in sorted(there)] for node, there in servers.items()}
-        self._count = servers_per_node(chain(*(there.values() for there in servers.values())))
+        self._present = {node: [by_index[number] for number in sorted(by_index)] for node, by_index in servers.items()}
+        self._count = servers_per_node(chain(*(by_index.values() for by_index in servers.values())))
         self._turn: dict[str, int] = defaultdict(int)
 
     def targets(self, nodes: Sequence[str], local_ranks: int) -> RankTargets:
+        """Returns the servers on these nodes for each of the next `local_ranks` ranks."""
         if self._count == 1:
-            return (tuple(self._there[node][0] for node in nodes),)
-        first = [self._turn[node] for node in nodes]
+            return (tuple(self._present[node][0] for node in nodes),)
+        first_turns = [self._turn[node] for node in nodes]
         for node in nodes:
             self._turn[node] += local_ranks
         return tuple(
-            tuple(self._of(node, turn + local) for node, turn in zip(nodes, first, strict=True))
+            tuple(self._server_of_turn(node, turn + local) for node, turn in zip(nodes, first_turns, strict=True))
             for local in range(local_ranks)
         )
 
-    def _of(self, node: str, turn: int) -> MemoryServerEndpoint:
-        """The server of a turn; where that one is away its ranks are dealt to the others, and no other rank moves."""
-        own = self._servers[node].get(turn % self._count)
-        there = self._there[node]
-        return own if own is not None else there[turn // self._count % len(there)]
+    def _server_of_turn(self, node: str, turn: int) -> MemoryServerEndpoint:
+        """Returns the server of a turn; while it is away its ranks are spread over the others, and no other rank moves."""
+        server = self._servers[node].get(turn % self._count)
+        present_servers = self._present[node]
+        return server if server is not None else present_servers[turn // self._count % len(present_servers)]
 
 
-class _Loads:
-    """Counts the load of several places; finds the first least loaded one without a scan."""
+class _LoadCounter:
+    """Counts the load of several places, and finds the first least loaded one without scanning all."""
 
     def __init__(self, places: int) -> None:
         self.of = [0] * places
@@ -292,9 +316,9 @@ class _Loads:
     def add(self, place: int) -> None:
         self.of[place] += 1
 
-    def least(self) -> int:
+    def least_loaded(self) -> int:
         while True:
             load, place = self._heap[0]
             if load == self.of[place]:
                 return place
-            heapreplace(self._heap, (self.of[place], place))  # loads only grow: it stood too far ahead
+            heapreplace(self._heap, (self.of[place], place))  # loads only grow, so this entry was outdated

@@ -1,7 +1,7 @@
-"""Defines the stored records: rank manifest, layout, index entry.
+"""Defines the stored records: rank manifest, layout and index entry.
 
-Pure: versioned JSON, never pickle. Written by the drain, read by the operator (to choose a restore point) and by every
-restoring rank. The exact JSON stands in docs/format.md; `FORMAT` grows with it.
+Pure: versioned JSON, never pickle. The flush engine writes them; the operator reads them to choose a restore point, and
+every restoring rank reads them. docs/format.md specifies the JSON; a change of it increases `FORMAT`.
 """
 
 from __future__ import annotations
@@ -19,89 +19,97 @@ from surefoot.protocol.identities import RankSave
 from surefoot.protocol.text import short_repr, shorten
 
 FORMAT = 1
-"""Version of every record in this file."""
+"""Version of every record in this module."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 CHUNK_BYTES = 4 * 1024 * 1024 - 64
-"""Largest chunk payload: with Redis' own header it fills one 4 MiB allocation (4 MiB exactly would take 5)."""
+"""Largest chunk: with Redis' own header it fits into one allocation of 4 MiB, where 4 MiB of payload would take 5."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Locates one box of a tensor in a rank's byte stream.
 
-    `offsets`/`lengths` place the box in the global tensor; `tile` is the block's shape (same number of dimensions):
-    blocks stand in row-major order of tiles, each block's elements row-major, tiles at the far edges clipped.
-    `stream_offset` is where the piece begins in the stream, in bytes. A 0-d tensor has empty tuples and one block.
+    The box is stored as blocks, in row-major order of tiles; the elements of each block are in row-major order, too,
+    and tiles at the far edges are clipped.
     """
 
     offsets: tuple[int, ...]
+    """Where the box begins in the global tensor, in elements per dimension; empty for a 0-d tensor."""
     lengths: tuple[int, ...]
+    """Size of the box in elements per dimension; empty for a 0-d tensor."""
     tile: tuple[int, ...]
+    """Shape of a block in elements per dimension; empty for a 0-d tensor, which has one block."""
     stream_offset: int
+    """Where the box begins in the stream, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor's global shape and the pieces this rank saves (maybe none)."""
+    """The part of one tensor that a rank saves."""
 
     name: str
     dtype: str
+    """PyTorch's name of the element type, without `torch.`."""
     shape: tuple[int, ...]
+    """Shape of the global tensor."""
     pieces: tuple[Piece, ...]
+    """Boxes that this rank saves; empty if it saves none."""
 
 
 SpreadRule = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, int] | None, ...]]
-"""(base, sizes, strides, listed) of a grid of ranks, and one cut per dimension of it: see `geometry.sharding`."""
+"""(base, sizes, strides, listed) of a grid of ranks, and one cut for each of its dimensions: see `geometry.sharding`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a layout's tensors are sharded over all ranks.
-
-    With it, one rank's layout tells the others'. `rules[of[i]]` is that of tensor i; −1: every rank has its own under
-    its own name. `lowest` numbers the tensors that the first of equal holders saves alone; the others share.
-    """
+    """How a layout's tensors are sharded over all ranks, so that one rank's layout determines the others'."""
 
     rules: tuple[SpreadRule, ...]
+    """The different rules of sharding."""
     of: tuple[int, ...]
+    """Index into `rules` for each tensor; −1: every rank has a tensor of its own, under a name of its own."""
     lowest: tuple[int, ...]
+    """Indices of the tensors that the first of several ranks with equal copies saves alone; of others each saves a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Locates a rank's tensors in its stream, and the stream's chunks.
+    """Locates a rank's tensors in its byte stream, and the stream's chunks.
 
-    `chunk_starts[i]` is the stream offset of chunk i; no block straddles a chunk. The same for every step until the
-    program's structure changes: stored once per digest. Local tensors (different on each rank) carry the rank in
-    their name and cover themselves.
+    It is the same for every step until the program's structure changes, and is stored once under its digest. Local
+    tensors, which differ on each rank, have the rank in their names and cover themselves.
     """
 
     tensors: tuple[TensorLayout, ...]
     chunk_starts: tuple[int, ...]
+    """Stream offset of each chunk, in bytes; no block is in two chunks."""
     stream_bytes: int
+    """Length of the stream."""
     spread: Spread | None = None
+    """How the tensors are sharded; None: unknown, so other ranks' layouts cannot be derived."""
 
     def chunk_lengths(self) -> tuple[int, ...]:
-        """Length of each chunk in bytes; each ≤ CHUNK_BYTES."""
+        """Returns the length of each chunk in bytes, at most CHUNK_BYTES."""
         if not self.chunk_starts:
             return ()
         ends = (*self.chunk_starts[1:], self.stream_bytes)
         return tuple(end - start for start, end in zip(self.chunk_starts, ends, strict=True))
 
     def to_json(self, texts: Sequence[str] | None = None) -> str:
-        """Canonical JSON, whose digest names the layout; `texts`: its tensors', if known."""
+        """Encodes it as canonical JSON, whose digest is its name; `texts` are the encoded tensors, None: encode them."""
         body: dict[str, Any] = {"chunk_starts": self.chunk_starts, "stream_bytes": self.stream_bytes}
         if self.spread is not None:
             body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
-        tensors = _compact(list(map(_tensor_body, self.tensors))) if texts is None else f"[{','.join(texts)}]"
-        return f'{{"format":{FORMAT},"tensors":{tensors},{_compact(body)[1:]}'
+        tensors = _encode_compact(list(map(_tensor_fields, self.tensors))) if texts is None else f"[{','.join(texts)}]"
+        return f'{{"format":{FORMAT},"tensors":{tensors},{_encode_compact(body)[1:]}'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
+        """Decodes a layout record; raises ProtocolError if it is damaged, OutOfBounds if a number is too large."""
         bounds.check_json("a layout record", text, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
-        body = _body(text, "layout")
+        body = _decode_record(text, "layout")
         try:
             tensors = tuple(
                 TensorLayout(
@@ -109,30 +117,30 @@ class Layout:
                 )
                 for name, dtype, shape, pieces in body["tensors"]
             )
-            layout = cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
+            layout = cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _decode_spread(body.get("spread")))
             _check_layout(layout)
             return layout
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError(
-                f"a layout record cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
+                f"cannot decode a layout record: {shorten(repr(error))}; this copy is damaged, use another one"
             ) from error
 
 
 def tensor_json(tensor: TensorLayout) -> str:
     """Encodes one tensor of a layout record."""
-    return _compact(_tensor_body(tensor))
+    return _encode_compact(_tensor_fields(tensor))
 
 
-def _tensor_body(tensor: TensorLayout) -> list[Any]:
+def _tensor_fields(tensor: TensorLayout) -> list[Any]:
     pieces = [(p.offsets, p.lengths, p.tile, p.stream_offset) for p in tensor.pieces]
     return [tensor.name, tensor.dtype, tensor.shape, pieces]
 
 
-def _compact(body: Any) -> str:
+def _encode_compact(body: Any) -> str:
     return _ENCODER.encode(body)
 
 
-def _spread(body: Any) -> Spread | None:
+def _decode_spread(body: Any) -> Spread | None:
     if body is None:
         return None
     rules, of, lowest = body
@@ -153,40 +161,48 @@ def _spread(body: Any) -> Spread | None:
 
 
 _FINER_CHUNKS = 256
+"""Chunks beyond the computed number that a writer may use."""
 
 _CHECKSUM = re.compile(rb'"crc32":([0-9]+),')
-"""In canonical JSON: keys are in order, so it never ends a manifest."""
+"""The checksum in canonical JSON; a comma always follows, because keys are sorted and `crc32` is not the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
-    """Describes one rank save; in a holder's index: it is complete there.
+    """Describes one rank save. In a memory server's index it also states that the server has all of that save.
 
-    Digests are xxh3_64 as 16 hex digits. `layout` names the layout record. The digest table is the concatenation of
-    each block's xxh3_64 as 8 little-endian bytes, in stream order. `values` is the tagged JSON of plain values.
-    Manifests name no locations: where a copy is, its holder says.
+    Digests are xxh3_64 as 16 hex digits. A manifest names no location, so that all its copies are equal.
     """
 
     save: RankSave
     world_size: int
+    """Number of ranks of the generation."""
     incarnation: str
+    """Random id of the agent's start under which the rank ran."""
     layout: str
+    """Digest of the layout record."""
     stream_bytes: int
+    """Length of the byte stream."""
     chunks: int
+    """Number of chunks of the stream."""
     digests_digest: str
+    """Digest of the digest table, which has the xxh3_64 of each block as 8 little-endian bytes, in stream order."""
     digests_bytes: int
+    """Length of the digest table."""
     values_digest: str
+    """Digest of the plain values, which are stored as tagged JSON."""
     values_bytes: int
+    """Length of the plain values."""
     saved_at: float
-    """Unix seconds; for people, and for `keepSeconds`, which only adds to what is kept."""
+    """Unix time of the save in seconds, for display and for `keepSeconds`, which can only retain more checkpoints."""
     objects: tuple[tuple[str, str], ...] = ()
-    """Objects beside modules and optimizers, by name: the digest of their values on this rank, or that each rank's are
-    its own (`protocol.checkpoints.save_state`)."""
+    """Name of each stateful object apart from modules and optimizers, and the digest of its values on this rank or
+    `save_state.OWN`; sorted by name."""
     suspect: bool = False
-    """The loss of that step was no number, so these weights may be none: retention keeps the last that are not."""
+    """Whether the step had a loss anomaly: retention then also keeps the newest checkpoint without one."""
 
     def to_json(self) -> str:
-        """Canonical JSON with its own checksum against flipped bytes."""
+        """Encodes it as canonical JSON with a checksum that detects damage of the manifest itself."""
         body: dict[str, Any] = {
             "format": FORMAT,
             "generation": self.save.generation,
@@ -203,14 +219,15 @@ class RankManifest:
             **({"objects": dict(self.objects)} if self.objects else {}),
             **({"loss_anomaly": True} if self.suspect else {}),
         }
-        return _canonical({**body, "crc32": crc32(_canonical(body).encode())})
+        return _encode_canonical({**body, "crc32": crc32(_encode_canonical(body).encode())})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankManifest:
+        """Decodes a manifest; raises ProtocolError if it is damaged, OutOfBounds if a number is too large."""
         bounds.check_json("a rank manifest", text, bounds.MAX_MANIFEST_BYTES, bounds.MAX_MANIFEST_VALUES)
-        body = _body(text, "rank manifest")
-        if not _matches(text, body.pop("crc32", None), body):
-            raise ProtocolError("a rank manifest does not match its checksum; the copy is damaged, another is needed")
+        body = _decode_record(text, "rank manifest")
+        if not _matches_checksum(text, body.pop("crc32", None), body):
+            raise ProtocolError("a rank manifest does not match its checksum; this copy is damaged, use another one")
         try:
             manifest = cls(
                 save=RankSave(int(body["generation"]), int(body["step"]), int(body["rank"])),
@@ -229,33 +246,33 @@ class RankManifest:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(
-                f"a rank manifest cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
+                f"cannot decode a rank manifest: {shorten(repr(error))}; this copy is damaged, use another one"
             ) from error
         manifest.check_bounds()
         return manifest
 
     def check_bounds(self) -> None:
-        """Raises OutOfBounds if one of its numbers or texts is larger than any rank save's."""
+        """Raises OutOfBounds if a number or text is larger than in any possible rank save."""
         save, record = self.save, f"the manifest of {self.save}"
         for field, value in (("generation", save.generation), ("step", save.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
         bounds.check(record, "world_size", self.world_size, bounds.MAX_RANKS, 1)
         bounds.check(record, "rank", save.rank, bounds.MAX_RANKS - 1)
         bounds.check(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
-        least, most = chunks_of(self.stream_bytes)
-        bounds.check(record, "chunks", self.chunks, most, least)
+        min_chunks, max_chunks = chunks_of(self.stream_bytes)
+        bounds.check(record, "chunks", self.chunks, max_chunks, min_chunks)
         for field, value in (("digests_bytes", self.digests_bytes), ("values_bytes", self.values_bytes)):
             bounds.check(record, field, value, bounds.MAX_PART_BYTES)
         bounds.check(record, "saved_at", self.saved_at, bounds.MAX_COUNT)
         bounds.check(record, "the number of objects", len(self.objects), bounds.MAX_OBJECTS)
         names = (self.incarnation, self.layout, self.digests_digest, self.values_digest)
-        for text in (*names, *(text for named in self.objects for text in named)):
+        for text in (*names, *(text for entry in self.objects for text in entry)):
             bounds.check_text(record, "a name", text)
 
     def same_bytes_as(self, other: RankManifest) -> bool:
-        """Whether both describe the very same saved bytes (the time of saving aside)."""
-        mine = (self.save, self.world_size, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
-        return mine == (
+        """Returns whether both describe the same saved bytes; the time of saving may differ."""
+        content = (self.save, self.world_size, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
+        return content == (
             other.save,
             other.world_size,
             other.layout,
@@ -266,21 +283,22 @@ class RankManifest:
 
 
 def chunks_of(stream_bytes: int) -> tuple[int, int]:
-    """The fewest and the most chunks of a stream of that length.
+    """Returns the least and the greatest number of chunks of a stream of this length.
 
-    None is longer than CHUNK_BYTES, and two neighbours are together: else the second's first block were in the first. A
-    few more are let through: this bounds memory, and need not know each writer's cut.
+    No chunk is longer than CHUNK_BYTES, and two neighbours together are longer: else the first would contain the
+    second's first block. The upper limit leaves some room, since it only bounds memory and need not know how each writer
+    cuts its stream.
     """
-    least = -(-stream_bytes // CHUNK_BYTES)
-    return least, 2 * least + _FINER_CHUNKS
+    min_chunks = -(-stream_bytes // CHUNK_BYTES)
+    return min_chunks, 2 * min_chunks + _FINER_CHUNKS
 
 
 def _check_layout(layout: Layout) -> None:
-    """Raises OutOfBounds; TypeError where a number is none."""
+    """Raises OutOfBounds if a number is too large or there are too many, and TypeError if a name is no text."""
     record = "a layout record"
     bounds.check(record, "stream_bytes", layout.stream_bytes, bounds.MAX_RANK_BYTES)
-    least, most = chunks_of(layout.stream_bytes)
-    bounds.check(record, "the number of chunks", len(layout.chunk_starts), most, least)
+    min_chunks, max_chunks = chunks_of(layout.stream_bytes)
+    bounds.check(record, "the number of chunks", len(layout.chunk_starts), max_chunks, min_chunks)
     for tensor in layout.tensors:
         if type(tensor.name) is not str or type(tensor.dtype) is not str:
             raise TypeError(f"the name and type of a tensor are {short_repr((tensor.name, tensor.dtype))}, not texts")
@@ -289,44 +307,49 @@ def _check_layout(layout: Layout) -> None:
         for piece in tensor.pieces:
             for numbers in (piece.offsets, piece.lengths, piece.tile):
                 bounds.check(record, "the number of dimensions", len(numbers), bounds.MAX_DIMENSIONS)
-    everything = (layout.chunk_starts, *(numbers for t in layout.tensors for numbers in _numbers_of(t)))
-    if any(type(n) is not int or not 0 <= n <= bounds.MAX_COUNT for numbers in everything for n in numbers):
+    number_tuples = (layout.chunk_starts, *(numbers for t in layout.tensors for numbers in _numbers_of(t)))
+    if any(type(n) is not int or not 0 <= n <= bounds.MAX_COUNT for numbers in number_tuples for n in numbers):
         raise OutOfBounds(record, "a shape, an offset or a length", "no number of elements", f"0 to {bounds.MAX_COUNT}")
 
 
 def _numbers_of(tensor: TensorLayout) -> Iterator[tuple[int, ...]]:
+    """Yields all tuples of numbers in a tensor's layout."""
     yield tensor.shape
     for piece in tensor.pieces:
         yield from (piece.offsets, piece.lengths, piece.tile, (piece.stream_offset,))
 
 
-def _canonical(body: dict[str, Any]) -> str:
+def _encode_canonical(body: dict[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 
-def _matches(text: str | bytes, checksum: Any, body: dict[str, Any]) -> bool:
-    """Whether the checksum is that of the text without it, as it was written; else of the body, whoever wrote it.
+def _matches_checksum(text: str | bytes, checksum: Any, body: dict[str, Any]) -> bool:
+    """Returns whether a checksum is that of the text without it.
 
-    An index has a manifest of each rank and copy, and writing each again only to compare costs as much as reading it.
+    The text is first taken as canonical JSON, which spares encoding the manifest again: an index has a manifest for
+    each rank and copy, and encoding costs as much as decoding. The slow path accepts any equivalent JSON.
     """
-    written = text.encode() if isinstance(text, str) else text
-    found = _CHECKSUM.search(written)
+    encoded = text.encode() if isinstance(text, str) else text
+    match = _CHECKSUM.search(encoded)
     if (
-        found is not None
-        and int(found[1]) == crc32(written[found.end() :], crc32(written[: found.start()])) == checksum
+        match is not None
+        and int(match[1]) == crc32(encoded[match.end() :], crc32(encoded[: match.start()])) == checksum
     ):
         return True
-    return bool(checksum == crc32(_canonical(body).encode()))
+    return bool(checksum == crc32(_encode_canonical(body).encode()))
 
 
-def _body(text: str | bytes, what: str) -> dict[str, Any]:
+def _decode_record(text: str | bytes, record: str) -> dict[str, Any]:
+    """Decodes the JSON object of a record and checks its format version."""
     try:
         body = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"a {what} is not JSON ({error}); the copy is damaged, another is needed") from error
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        found = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise ProtocolError(
-            f"a {what} has format {short_repr(found)}, this version reads {FORMAT}: use the surefoot that wrote it"
+            f"cannot decode a {record}, it is not JSON ({error}); this copy is damaged, use another one"
+        ) from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        format_version = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise ProtocolError(
+            f"a {record} has format {short_repr(format_version)}, but this version of surefoot reads {FORMAT}: use the version that wrote it"
         )
     return body

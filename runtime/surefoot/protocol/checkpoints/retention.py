@@ -1,10 +1,10 @@
-"""Decides what may be deleted, and when.
+"""Decides which checkpoints may be deleted.
 
-Pure; the leader decides with it, and the agent of group rank 0 when no leader does.
+Pure. The leader of the operator uses it, and while no operator leads, the agent that is the GC owner.
 
-Invariant 1: a complete checkpoint on the lineage goes only after a newer one on it is complete at full replication (as
-read from the holders) or complete in the persistent tier. Everything here returns what *may* go; whoever sends the
-drops names the holder instances that were read, and nobody else's.
+Invariant 1: a complete checkpoint on the lineage is deleted only after a newer one on it is fully replicated (by the
+indexes that were read) or complete in the persistent tier. The functions return what *may* be deleted. A caller deletes
+it only from the memory server instances that it read.
 """
 
 from __future__ import annotations
@@ -20,199 +20,224 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 H = TypeVar("H")
+"""Identifies a memory server."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionInputs:
-    """Everything the rules need to know about the present, as one value.
-
-    `protected` is the newest checkpoint known to be safe: the watermark W, or a newer one complete in the persistent
-    tier; None while nothing is. `claimed` is true while a change of the world is under way: then nothing goes.
-    """
+    """The present state of the job, as far as the rules of retention depend on it."""
 
     lineage: Lineage
     generation: int
+    """The present generation."""
     claimed: bool
+    """Whether the generation is only claimed: then nothing is deleted, since the restore point is being chosen."""
     parent: Checkpoint | None
+    """Checkpoint that the generation restored; None: it started at step 0."""
     watermark: Checkpoint | None
+    """Newest fully replicated checkpoint; None: there is none."""
     persistent: Checkpoint | None
+    """Newest checkpoint that is complete in the persistent tier; None: there is none."""
     pinned: Checkpoint | None
+    """Checkpoint that is being uploaded; None: there is none."""
     unreadable: frozenset[Checkpoint]
+    """Checkpoints of which every copy of some part is missing or corrupt."""
     unrecoverable: frozenset[Checkpoint] = frozenset()
-    """Of this epoch: some rank never saved its part and never will, so they protect nothing, now or later."""
+    """Checkpoints of this generation that can never become complete, because some rank never saved its part."""
     superseded: frozenset[Checkpoint] = frozenset()
-    """Whatever loses a newer complete one loses these as well: see `outlived`."""
+    """Checkpoints that protect nothing: any loss of a certain newer one also loses them (`superseded_checkpoints`)."""
 
     known_good: frozenset[Checkpoint] = frozenset()
-    """What newer ones do not replace, as they are not better: the last before suspects, the last that is proven to be
-    good, and the next that may come to be (`last_good`, `proven`)."""
+    """Checkpoints that newer ones do not replace: the last one before a loss anomaly, the last known good one, and the
+    next that may become known good (`last_good`, `last_good_and_required`)."""
 
     @property
     def protected_step(self) -> int:
-        """Steps below this are superseded; 0 while nothing is protected."""
+        """Step of the newest protected checkpoint, which supersedes older ones; 0: nothing is protected."""
         return max((c.step for c in (self.watermark, self.persistent) if c is not None), default=0)
 
 
-def memory_drops(entries: Iterable[RankManifest], standing: RetentionInputs, keep: int) -> list[RankSave]:
-    """Rank saves of one sealed holder that may go.
+def memory_drops(entries: Iterable[RankManifest], inputs: RetentionInputs, keep: int) -> list[RankSave]:
+    """Returns the rank saves that may be deleted from one fenced memory server.
 
-    Of the lineage: those older than what is protected, beyond the newest `keep` (the protected one counts as one),
-    and of any age those that can never become complete; never the parent before W has passed it, never the pinned one.
-    Off the lineage: those of older epochs. Nothing while Claimed: the restore point is being chosen.
+    On the lineage: saves older than the protected checkpoint, except of the newest `keep` checkpoints (the protected
+    one included), and saves of any age that can never become complete; but never the parent before W is newer, and
+    never the pinned checkpoint. Off the lineage: saves of older generations. Nothing while the generation is claimed.
     """
-    return list(drops_by_server({0: tuple(entries)}, standing, keep).get(0, ()))
+    return list(drops_by_server({0: tuple(entries)}, inputs, keep).get(0, ()))
 
 
 def drops_by_server(
-    readings: Mapping[H, tuple[RankManifest, ...]], standing: RetentionInputs, keep: int
+    readings: Mapping[H, tuple[RankManifest, ...]], inputs: RetentionInputs, keep: int
 ) -> dict[H, tuple[RankSave, ...]]:
-    """`memory_drops` of many holders; those without any are left out.
+    """Returns `memory_drops` for many memory servers; servers without any are left out.
 
-    Most hold the same checkpoints, and what goes of those is decided once: two thousand holders would else take longer
-    than all other decisions of a round.
+    Most servers have the same checkpoints, and each set is decided only once: for two thousand servers this would
+    otherwise take longer than the rest of a reconcile.
     """
-    decided: dict[frozenset[tuple[int, int]], set[tuple[int, int]]] = {}
-    found = {}
-    for holder, entries in readings.items():
+    decisions: dict[frozenset[tuple[int, int]], set[tuple[int, int]]] = {}
+    drops = {}
+    for server, entries in readings.items():
         saves = [m.save for m in entries]
-        held = frozenset([(s.generation, s.step) for s in saves])
-        gone = decided.get(held)
-        if gone is None:
-            gone = decided[held] = {(c.generation, c.step) for c in deletable_checkpoints(held, standing, keep)}
-        if gone:
-            found[holder] = tuple(sorted(s for s in saves if (s.generation, s.step) in gone))
-    return found
+        checkpoint_keys = frozenset([(s.generation, s.step) for s in saves])
+        deletable_keys = decisions.get(checkpoint_keys)
+        if deletable_keys is None:
+            deletable_keys = decisions[checkpoint_keys] = {
+                (c.generation, c.step) for c in deletable_checkpoints(checkpoint_keys, inputs, keep)
+            }
+        if deletable_keys:
+            drops[server] = tuple(sorted(s for s in saves if (s.generation, s.step) in deletable_keys))
+    return drops
 
 
-def deletable_checkpoints(held: Iterable[tuple[int, int]], standing: RetentionInputs, keep: int) -> set[Checkpoint]:
-    """Decides which checkpoints may go from one holder.
+def deletable_checkpoints(
+    checkpoint_keys: Iterable[tuple[int, int]], inputs: RetentionInputs, keep: int
+) -> set[Checkpoint]:
+    """Decides which checkpoints may be deleted from one memory server.
 
-    `held`: those that it has saves of, as (epoch, step).
+    Args:
+        checkpoint_keys: Generation and step of the checkpoints that the server has saves of.
+        inputs: The present state of the job.
+        keep: Number of checkpoints to retain, the protected one included.
     """
-    if standing.claimed:
+    if inputs.claimed:
         return set()
-    found = [Checkpoint(*key) for key in held]
-    on = sorted((c for c in found if on_lineage(standing.lineage, c, standing.generation)), key=lambda c: c.step)
-    worthless = standing.unreadable | standing.unrecoverable
+    checkpoints = [Checkpoint(*key) for key in checkpoint_keys]
+    on_the_lineage = sorted(
+        (c for c in checkpoints if on_lineage(inputs.lineage, c, inputs.generation)), key=lambda c: c.step
+    )
+    # these could not be restored, so they are deleted below and do not count among the newest `keep`
+    unrestorable = inputs.unreadable | inputs.unrecoverable
     superseded = [
-        c for c in on if (c.step < standing.protected_step or c in standing.superseded) and c not in worthless
+        c
+        for c in on_the_lineage
+        if (c.step < inputs.protected_step or c in inputs.superseded) and c not in unrestorable
     ]
-    spared = max(0, keep - 1)
-    gone = set(superseded[: len(superseded) - spared] if spared else superseded)
-    gone |= {c for c in on if c in standing.unreadable and c.step < standing.protected_step}
-    gone |= {c for c in on if c in standing.unrecoverable}
-    gone |= {c for c in found if c not in on and c.generation < standing.generation}
-    return gone - _must_stay(standing)
+    retained_count = max(0, keep - 1)
+    deletable = set(superseded[: len(superseded) - retained_count] if retained_count else superseded)
+    deletable |= {c for c in on_the_lineage if c in inputs.unreadable and c.step < inputs.protected_step}
+    deletable |= {c for c in on_the_lineage if c in inputs.unrecoverable}
+    deletable |= {c for c in checkpoints if c not in on_the_lineage and c.generation < inputs.generation}
+    return deletable - _always_retained(inputs)
 
 
 def superseded_checkpoints(
     readings: Mapping[MemoryServerInstance, Iterable[RankManifest]], newer: Iterable[Checkpoint]
 ) -> frozenset[Checkpoint]:
-    """Finds checkpoints that protect nothing beside one of `newer`.
+    """Returns the checkpoints that protect nothing, given the complete checkpoints `newer`.
 
-    `newer` are complete; needs neither R nor who is alive. Every holder that was read and has a rank save of such a one
-    has that rank of the newer one too, in a world of the same ranks. So holders that die and take the newer one along
-    take the older one along.
+    For such a checkpoint, every memory server with a save of some rank has that rank's save of a certain newer
+    checkpoint, too, at the same world size. So any loss of servers that takes the newer one also takes the older. This
+    depends neither on R nor on which servers are alive.
     """
-    having: dict[Checkpoint, dict[int, set[MemoryServerInstance]]] = {}
-    worlds: dict[Checkpoint, int] = {}
-    for holder, entries in readings.items():
-        for m in entries:
-            having.setdefault(m.save.checkpoint, {}).setdefault(m.save.rank, set()).add(holder)
-            worlds[m.save.checkpoint] = m.world_size
-    candidates = [n for n in newer if n in having]
+    servers_by_rank: dict[Checkpoint, dict[int, set[MemoryServerInstance]]] = {}
+    world_sizes: dict[Checkpoint, int] = {}
+    for server, entries in readings.items():
+        for manifest in entries:
+            servers_by_rank.setdefault(manifest.save.checkpoint, {}).setdefault(manifest.save.rank, set()).add(server)
+            world_sizes[manifest.save.checkpoint] = manifest.world_size
+    candidates = [newer_one for newer_one in newer if newer_one in servers_by_rank]
     return frozenset(
-        c
-        for c, ranks in having.items()
+        checkpoint
+        for checkpoint, ranks in servers_by_rank.items()
         if any(
-            n.step > c.step
-            and worlds[n] == worlds[c]
-            and all(holders <= having[n].get(rank, set()) for rank, holders in ranks.items())
-            for n in candidates
+            newer_one.step > checkpoint.step
+            and world_sizes[newer_one] == world_sizes[checkpoint]
+            and all(servers <= servers_by_rank[newer_one].get(rank, set()) for rank, servers in ranks.items())
+            for newer_one in candidates
         )
     )
 
 
-def _must_stay(standing: RetentionInputs) -> set[Checkpoint]:
-    """The parent and the pinned one, and the good ones, whatever is newer."""
+def _always_retained(inputs: RetentionInputs) -> set[Checkpoint]:
+    """Returns the checkpoints to retain in any case: the parent until it is passed, the pinned and the good ones."""
     return {
-        c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)
-    } | standing.known_good
+        c for c in (inputs.parent, inputs.pinned) if c is not None and not _is_passed(c, inputs)
+    } | inputs.known_good
 
 
-def _passed(checkpoint: Checkpoint, standing: RetentionInputs) -> bool:
-    """The parent may go once what is protected is newer; the pinned one never."""
-    return checkpoint != standing.pinned and standing.protected_step > checkpoint.step
+def _is_passed(checkpoint: Checkpoint, inputs: RetentionInputs) -> bool:
+    """Returns whether a protected checkpoint is newer, so that the parent may be deleted; the pinned one never may."""
+    return checkpoint != inputs.pinned and inputs.protected_step > checkpoint.step
 
 
 def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
-    """The newest checkpoint that is not suspect, where newer ones are.
+    """Returns the newest checkpoint without a loss anomaly if newer ones have one; all must be of one lineage.
 
-    `complete` are of one lineage. None if the newest of all is good, or all are suspect.
+    None if the newest checkpoint has no anomaly, or if all have one.
     """
-    suspect = anomalous_checkpoints(manifests)
-    order = sorted(set(complete), key=lambda c: c.step)
-    good = [c for c in order if c not in suspect]
-    return good[-1] if good and good[-1] != order[-1] else None
+    anomalous = anomalous_checkpoints(manifests)
+    by_step = sorted(set(complete), key=lambda c: c.step)
+    good = [c for c in by_step if c not in anomalous]
+    return good[-1] if good and good[-1] != by_step[-1] else None
 
 
 def anomalous_checkpoints(manifests: Iterable[RankManifest]) -> frozenset[Checkpoint]:
-    """Checkpoints of steps that were odd on some rank."""
+    """Returns the checkpoints whose step had a loss anomaly on some rank."""
     return frozenset(m.save.checkpoint for m in manifests if m.suspect)
 
 
 @dataclass(frozen=True, slots=True)
 class LossHistory:
-    """How far a world got, and its last odd step.
-
-    `step`: finished by every rank. `odd_step`: the newest whose loss was no number, or out of band, on any; 0: none.
-    `later_steps`: so many must have followed a checkpoint, none of them odd, before it counts as good.
-    """
+    """Progress of a generation, and its last loss anomaly."""
 
     step: int
+    """Last step that every rank finished."""
     anomaly_step: int
+    """Newest step with a loss anomaly on some rank; 0: none."""
     later_steps: int
+    """Number of steps without an anomaly that must follow a checkpoint before it is known good."""
 
     def is_known_good(self, checkpoint: Checkpoint) -> bool:
-        """Whether later steps show a checkpoint to be good."""
+        """Returns whether later steps show that a checkpoint is good."""
         return self.anomaly_step < checkpoint.step and checkpoint.step + self.later_steps <= self.step
 
 
 def last_good_and_required(
-    complete: Iterable[Checkpoint], suspect: frozenset[Checkpoint], sound: LossHistory, known: Checkpoint | None = None
+    complete: Iterable[Checkpoint],
+    anomalous: frozenset[Checkpoint],
+    history: LossHistory,
+    earlier_good: Checkpoint | None = None,
 ) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
-    """Finds the last good checkpoint, and what must stay for it.
+    """Finds the last known good checkpoint, and the checkpoints to retain because of it.
 
-    A loss that turns NaN tells of a state that was spoiled some steps before: the newest checkpoint may have it.
+    A loss becomes NaN some steps after the weights were damaged, so the newest checkpoint may already be damaged.
 
     Args:
-        complete: Those of one lineage that can be read.
-        suspect: Of these, what can never be good.
-        sound: What the steps since have shown.
-        known: The last that was proven before.
+        complete: Complete checkpoints of one lineage.
+        anomalous: Those of them that have a loss anomaly and can never be good.
+        history: What the steps since then have shown.
+        earlier_good: The last known good checkpoint so far; None: none.
 
     Returns:
-        The newest that is proven, else `known`; and to be kept: it, and the oldest that may come to be proven next. Where
-        none is proven the oldest of all stays: it is good, or as near to it as anything.
+        The newest known good checkpoint, else `earlier_good`. And those to retain: this one, and the oldest that may become
+        known good next; without a known good one, the oldest of all, which is the most likely to be good.
     """
-    order = sorted(set(complete) - suspect, key=lambda c: c.step)
-    since_known = known.step if known is not None else 0
-    good = [c for c in order if sound.is_known_good(c) or c.step <= since_known]  # what a good one grew from is good
-    last = good[-1] if good else None
-    since = max(sound.anomaly_step, last.step if last is not None else 0)
-    coming = next((c for c in order if c.step > since), None)
-    least = last if last is not None else next(iter(order), None)
-    # a part of what was proven may lie on a holder that is silent: it is not complete as read, and comes back
-    kept = frozenset(
-        c for c in (known if last != known and known not in order else None, least, coming) if c is not None
+    by_step = sorted(set(complete) - anomalous, key=lambda c: c.step)
+    earlier_good_step = earlier_good.step if earlier_good is not None else 0
+    # a checkpoint that a known good one grew from is good as well
+    good = [c for c in by_step if history.is_known_good(c) or c.step <= earlier_good_step]
+    newest_good = good[-1] if good else None
+    after_step = max(history.anomaly_step, newest_good.step if newest_good is not None else 0)
+    next_candidate = next((c for c in by_step if c.step > after_step), None)
+    oldest_needed = newest_good if newest_good is not None else next(iter(by_step), None)
+    # a known good checkpoint that is incomplete in this reading may have parts on an unreachable server: retain it
+    retained = frozenset(
+        c
+        for c in (
+            earlier_good if newest_good != earlier_good and earlier_good not in by_step else None,
+            oldest_needed,
+            next_candidate,
+        )
+        if c is not None
     )
-    return max((c for c in (last, known) if c is not None), key=lambda c: c.step, default=None), kept
+    return max((c for c in (newest_good, earlier_good) if c is not None), key=lambda c: c.step, default=None), retained
 
 
 def milestone_checkpoints(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
-    """The first checkpoint at or after each multiple of `every_steps`.
+    """Returns the first checkpoint at or after each multiple of `every_steps`.
 
-    The multiple itself need not be saved. One that is the first stays the first: newer ones have higher steps.
+    The step of the multiple need not be saved. The choice is final, since newer checkpoints have higher steps.
     """
     first: dict[int, Checkpoint] = {}
     for checkpoint in sorted(set(complete), key=lambda c: c.step):
@@ -223,30 +248,36 @@ def milestone_checkpoints(complete: Iterable[Checkpoint], every_steps: int) -> f
 
 def persistent_drops(
     complete: Iterable[Checkpoint],
-    seen: Iterable[Checkpoint],
-    standing: RetentionInputs,
+    present: Iterable[Checkpoint],
+    inputs: RetentionInputs,
     keep: int,
-    also: frozenset[Checkpoint] = frozenset(),
+    retained: frozenset[Checkpoint] = frozenset(),
     unjudged: frozenset[Checkpoint] = frozenset(),
 ) -> list[Checkpoint]:
-    """Checkpoints of the persistent tier that may go, oldest first.
+    """Returns the checkpoints that may be deleted from the persistent tier, oldest first.
 
-    `complete` lie on the lineage and are complete there; `seen` is everything found there. The newest `keep` complete
-    ones stay, those of `also`, and what could not be read (`unjudged`: it may be good). Parts of checkpoints that never
-    became complete go once a newer one is complete, unless they are being uploaded (pinned).
+    Parts of checkpoints that never became complete are deleted once a newer one is complete, unless they are pinned.
+
+    Args:
+        complete: Checkpoints on the lineage that are complete there.
+        present: All checkpoints of which anything is there.
+        inputs: The present state of the job.
+        keep: Number of newest complete checkpoints to retain.
+        retained: Further complete checkpoints to retain.
+        unjudged: Checkpoints that could not be read, and are retained because they may be good.
     """
-    if standing.claimed:
+    if inputs.claimed:
         return []
-    order = sorted(set(complete), key=lambda c: c.step)
-    if not order:
+    by_step = sorted(set(complete), key=lambda c: c.step)
+    if not by_step:
         return []
-    stay = set(order[-max(1, keep) :]) | (also & set(order)) | unjudged | _must_stay(standing)
-    newest = order[-1]
+    to_retain = set(by_step[-max(1, keep) :]) | (retained & set(by_step)) | unjudged | _always_retained(inputs)
+    newest = by_step[-1]
     return sorted(
         (
             c
-            for c in set(seen) | set(order)
-            if c not in stay and (c.step < newest.step) and c.generation <= standing.generation
+            for c in set(present) | set(by_step)
+            if c not in to_retain and (c.step < newest.step) and c.generation <= inputs.generation
         ),
         key=lambda c: (c.step, c.generation),
     )
@@ -254,65 +285,79 @@ def persistent_drops(
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Copies one rank save to a holder that lacks it."""
+    """A rank save to copy to a memory server that lacks it."""
 
     save: RankSave
     source: MemoryServerInstance
+    """Memory server to read from."""
     target: MemoryServerInstance
+    """Memory server to write to."""
 
 
 def plan_repairs(
     readings: dict[MemoryServerInstance, tuple[RankManifest, ...]],
     domains: dict[MemoryServerInstance, str],
-    wanted: Checkpoint,
+    checkpoint: Checkpoint,
     replicas_effective: int,
-    leaving: frozenset[str] = frozenset(),
+    evacuated_domains: frozenset[str] = frozenset(),
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> list[Repair]:
-    """Plans copies until `wanted` is fully replicated, one per rank at once.
+    """Plans the next copies towards full replication of a checkpoint, at most one for each rank.
 
-    Copies in failure domains that are `leaving` count only as sources. Targets are holders in failure domains that have
-    none yet, if possible in zones or racks that have none, the emptiest first, so that a returned node fills up.
+    A copy in a failure domain that is being evacuated only serves as a source. Targets are servers in failure domains
+    without a copy, if possible in zones or racks without one; the emptiest first, so that a returned node fills up.
+
+    Args:
+        readings: Index entries by memory server.
+        domains: Failure domain of each of these servers.
+        checkpoint: The checkpoint to replicate.
+        replicas_effective: Number of failure domains that each rank's save should be in.
+        evacuated_domains: Failure domains that are being evacuated.
+        topology: Locations of the nodes.
     """
     planned: list[Repair] = []
-    standing = topology.differing(holder.node for holder in readings)
-    racks = {holder: standing[holder.node][:1] for holder in readings}
-    room = _ServersByLoad(readings, domains, leaving, racks)
-    having: dict[RankSave, set[MemoryServerInstance]] = {}
-    size: dict[RankSave, int] = {}
-    for holder, entries in readings.items():
-        for m in entries:
-            if m.save.checkpoint == wanted:
-                having.setdefault(m.save, set()).add(holder)
-                size[m.save] = m.stream_bytes
-    for save, holders in sorted(having.items()):
-        taken = {domains[h] for h in holders} - leaving
-        if len(taken) >= replicas_effective:
+    paths = topology.differing(server.node for server in readings)
+    racks = {server: paths[server.node][:1] for server in readings}
+    servers_by_load = _ServersByLoad(readings, domains, evacuated_domains, racks)
+    servers_by_save: dict[RankSave, set[MemoryServerInstance]] = {}
+    size_by_save: dict[RankSave, int] = {}
+    for server, entries in readings.items():
+        for manifest in entries:
+            if manifest.save.checkpoint == checkpoint:
+                servers_by_save.setdefault(manifest.save, set()).add(server)
+                size_by_save[manifest.save] = manifest.stream_bytes
+    for save, servers in sorted(servers_by_save.items()):
+        domains_with_copy = {domains[server_with_copy] for server_with_copy in servers} - evacuated_domains
+        if len(domains_with_copy) >= replicas_effective:
             continue
-        target = room.take(taken, {racks[h] for h in holders if domains[h] in taken}, size[save])
+        target = servers_by_load.take(
+            domains_with_copy,
+            {racks[server_with_copy] for server_with_copy in servers if domains[server_with_copy] in domains_with_copy},
+            size_by_save[save],
+        )
         if target is not None:
-            planned.append(Repair(save, min(holders), target))
+            planned.append(Repair(save, min(servers), target))
     return planned
 
 
 class _ServersByLoad:
-    """Holders by rack and by what they hold, the emptiest first: one is found without a look at all others."""
+    """Memory servers by rack and load, from which the emptiest suitable one is taken without scanning all."""
 
     def __init__(
         self,
         readings: Mapping[MemoryServerInstance, tuple[RankManifest, ...]],
         domains: Mapping[MemoryServerInstance, str],
-        leaving: frozenset[str],
+        evacuated_domains: frozenset[str],
         racks: Mapping[MemoryServerInstance, Path],
     ) -> None:
         self._servers: dict[str, list[tuple[int, MemoryServerInstance]]] = {}
         self._domains: dict[Path, list[tuple[int, MemoryServerInstance, str]]] = {}
         rack_of: dict[str, Path] = {}
-        for holder, entries in readings.items():
-            if domains[holder] not in leaving:
+        for server, entries in readings.items():
+            if domains[server] not in evacuated_domains:
                 load = sum(m.stream_bytes for m in entries)
-                self._servers.setdefault(domains[holder], []).append((load, holder))
-                rack_of[domains[holder]] = racks[holder]
+                self._servers.setdefault(domains[server], []).append((load, server))
+                rack_of[domains[server]] = racks[server]
         for domain, loaded in self._servers.items():
             heapify(loaded)
             self._domains.setdefault(rack_of[domain], []).append((*loaded[0], domain))
@@ -321,32 +366,42 @@ class _ServersByLoad:
         self._racks = [(*emptiest[0][:2], rack) for rack, emptiest in self._domains.items()]
         heapify(self._racks)
 
-    def take(self, taken: Set[str], racks_taken: Set[Path], size_bytes: int) -> MemoryServerInstance | None:
-        """The emptiest holder outside of the failure domains `taken`, which gets so much more; None: there is none.
+    def take(
+        self, excluded_domains: Set[str], avoided_racks: Set[Path], size_bytes: int
+    ) -> MemoryServerInstance | None:
+        """Takes the emptiest server outside of the `excluded_domains`, and adds to its load; None: there is none.
 
-        In another rack than those taken, where there is one.
+        Prefers racks that are not in `avoided_racks`.
         """
-        passed = []
-        while self._racks and self._racks[0][2] in racks_taken:
-            passed.append(heappop(self._racks)[2])
+        racks = []
+        while self._racks and self._racks[0][2] in avoided_racks:
+            racks.append(heappop(self._racks)[2])
         if self._racks:
-            passed.insert(0, heappop(self._racks)[2])
-        found = next((holder for rack in passed if (holder := self._of(rack, taken, size_bytes)) is not None), None)
-        for rack in passed:
+            racks.insert(0, heappop(self._racks)[2])
+        server = next(
+            (
+                candidate
+                for rack in racks
+                if (candidate := self._take_from_rack(rack, excluded_domains, size_bytes)) is not None
+            ),
+            None,
+        )
+        for rack in racks:
             heappush(self._racks, (*self._domains[rack][0][:2], rack))
-        return found
+        return server
 
-    def _of(self, rack: Path, taken: Set[str], size_bytes: int) -> MemoryServerInstance | None:
+    def _take_from_rack(self, rack: Path, excluded_domains: Set[str], size_bytes: int) -> MemoryServerInstance | None:
+        """Takes the emptiest server of one rack outside of the `excluded_domains`."""
         emptiest = self._domains[rack]
-        passed = []
-        while emptiest and emptiest[0][2] in taken:
-            passed.append(heappop(emptiest))
-        found = None
+        skipped = []
+        while emptiest and emptiest[0][2] in excluded_domains:
+            skipped.append(heappop(emptiest))
+        server = None
         if emptiest:
-            load, found, domain = heappop(emptiest)
+            load, server, domain = heappop(emptiest)
             loaded = self._servers[domain]
-            heapreplace(loaded, (load + size_bytes, found))
+            heapreplace(loaded, (load + size_bytes, server))
             heappush(emptiest, (*loaded[0], domain))
-        for one in passed:
-            heappush(emptiest, one)
-        return found
+        for entry in skipped:
+            heappush(emptiest, entry)
+        return server

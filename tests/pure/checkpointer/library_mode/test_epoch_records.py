@@ -73,7 +73,7 @@ def test_what_is_silent_and_newer_is_worth_its_steps() -> None:
     reading = replace(READING, silent={SIXTY: "SlowDown"}, step_seconds=3.0)
     doubt = doubt_of(reading, NONE)
     assert doubt is not None
-    assert (doubt.seconds, doubt.reason) == (60.0, "step 60 of epoch 2 cannot be read: SlowDown")
+    assert (doubt.seconds, doubt.reason) == (60.0, "step 60 of generation 2 cannot be read: SlowDown")
     assert doubt_of(replace(reading, silent={TWENTY: "SlowDown"}), NONE) is None, "it would not be restored anyway"
 
 

@@ -137,7 +137,7 @@ def test_what_a_rank_never_saved_goes_though_nothing_newer_is_safe(said: ClosedS
     assert kept.watermark == Checkpoint(1, 40)
     assert [h.checkpoint.step for h in kept.unrecoverable] == sorted(dropped)
     if dropped:
-        told = "step 50 of epoch 1 can never become complete: worker 1 on n1 has not saved it, and never will"
+        told = "step 50 of generation 1 can never become complete: worker 1 on n1 has not saved it, and never will"
         assert kept.reason.startswith(told)
 
 

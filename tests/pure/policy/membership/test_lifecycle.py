@@ -591,6 +591,6 @@ def test_a_suspended_job_says_where_its_checkpoint_lies_where_that_is_in_memory_
     made = plan(suspended(None))
     condition = next(c for c in made.status.conditions if c.type == "Suspended")
     assert condition.status == "True"
-    assert "step 44 of epoch 1, which is in memory only" in condition.message
+    assert "step 44 of generation 1, which is in memory only" in condition.message
     assert "n0, n1, n2" in condition.message
     assert "memory only" not in plan(suspended(44)).status.message

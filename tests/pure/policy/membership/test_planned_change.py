@@ -277,7 +277,7 @@ def claims(seen: JobSnapshot) -> bool:
 def test_a_fixed_world_waits_until_as_many_copies_stay_as_there_can_be() -> None:
     seen = drained("n1")
     assert not claims(seen)
-    assert "step 40 of epoch 1 has 1 of 2 copies on nodes that stay" in plan(seen).reason
+    assert "step 40 of generation 1 has 1 of 2 copies on nodes that stay" in plan(seen).reason
     copied = {(e.save.rank, e.target.node) for e in plan_maintenance(seen).actions if isinstance(e, RequestRepair)}
     assert copied == {(0, "n2"), (1, "n0")}, "ranks 0 and 1 have a copy on n1 that goes"
     entries = [h.entries for h in seen.servers]
@@ -309,7 +309,7 @@ def test_a_node_that_shuts_down_by_itself_takes_its_copies_along() -> None:
 def test_where_no_node_stays_the_step_goes_to_the_persistent_tier_first() -> None:
     alone = drained("n0", "n1", "n2")
     assert claims(alone)
-    assert "step 40 of epoch 1 has no copy on a node that stays" in plan(alone).reason
+    assert "step 40 of generation 1 has no copy on a node that stays" in plan(alone).reason
     seen = drained("n0", "n1", "n2", persistent=True)
     assert not claims(seen)
     assert {s for e in plan_maintenance(seen).actions if isinstance(e, UploadSaves) for s in e.saves} == {
@@ -435,7 +435,7 @@ def test_a_node_whose_copies_are_elsewhere_too_may_be_left() -> None:
 
 def test_the_last_copy_is_waited_for_and_is_being_made_meanwhile() -> None:
     seen = with_node(lone(), "n0", schedulable=False)
-    assert said(seen) == "step 40 of epoch 1 has no copy on a node that stays, and is being copied to one"
+    assert said(seen) == "step 40 of generation 1 has no copy on a node that stays, and is being copied to one"
     copies = [a for a in plan_maintenance(seen).actions if isinstance(a, RequestRepair)]
     assert [(a.save.rank, a.target.node) for a in copies if a.save.step == 40] == [(0, "n1")], copies
 
@@ -446,7 +446,7 @@ def test_of_a_world_that_trains_the_copies_may_be_a_little_behind_but_never_miss
     behind = with_holder(seen, "n1", entries=tuple(m for m in _entries(seen, "n1") if m.save != RankSave(1, 40, 0)))
     assert said(behind) == "", "step 30 of all ranks is on nodes that stay"
     halted = replace(seen.status, membership=replace(seen.status.membership, state="Claimed"))
-    assert said(replace(behind, status=halted)).startswith("step 40 of epoch 1 has no copy on a node that stays")
+    assert said(replace(behind, status=halted)).startswith("step 40 of generation 1 has no copy on a node that stays")
     assert said(lone()), "of rank 0 nothing is there, however few steps that is"
 
 
@@ -478,7 +478,7 @@ def test_it_is_waited_for_before_the_operator_has_heard_of_the_cordon() -> None:
 
 
 def test_of_two_nodes_that_are_left_the_second_waits_for_what_both_had() -> None:
-    assert said(with_node(running(), "n1", schedulable=False), "n0").startswith("step 40 of epoch 1 has no copy")
+    assert said(with_node(running(), "n1", schedulable=False), "n0").startswith("step 40 of generation 1 has no copy")
 
 
 def test_what_is_in_the_persistent_tier_is_waited_for_by_nobody() -> None:
@@ -519,7 +519,7 @@ def test_what_cannot_be_seen_is_not_taken_for_safe() -> None:
     seen = running()
     for name in ("n0", "n1", "n2"):
         seen = with_holder(seen, name, state="Unreachable", read_generation=None, entries=())
-    assert said(seen) == "no holder says at present where the copies of step 40 of epoch 1 are"
+    assert said(seen) == "no holder says at present where the copies of step 40 of generation 1 are"
 
 
 def test_a_round_that_is_long_past_decides_nothing() -> None:

@@ -84,11 +84,11 @@ def test_a_newer_checkpoint_that_status_does_not_know_is_offered_and_not_passed_
     )
     waits = plan(seen)
     assert waits.status.membership == claim, waits.reason
-    assert "step 300 of epoch 8" in waits.reason
+    assert "step 300 of generation 8" in waits.reason
     assert "restoreFrom" in waits.reason
-    assert any("step 300 of epoch 8" in c.message for c in waits.status.conditions)
+    assert any("step 300 of generation 8" in c.message for c in waits.status.conditions)
     accepted = plan(replace(seen, job=replace(seen.job, accepted_loss="9")))
-    assert "step 300 of epoch 8" not in accepted.reason
+    assert "step 300 of generation 8" not in accepted.reason
 
 
 # ---- bad checkpoints -------------------------------------------------------------------------------------------------

@@ -546,11 +546,11 @@ def test_a_checkpoint_of_its_own_goes_before_the_older_jobs() -> None:
 def test_total_loss_fails_the_job_or_begins_again_where_it_began() -> None:
     lost = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Fail")))
     assert lost.status.phase == "Failed"
-    assert "would begin again at step 60 of epoch 3 of an older job" in lost.status.message
+    assert "would begin again at step 60 of generation 3 of the source job" in lost.status.message
     restart = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Restart")))
     assert restart.status.membership is not None
     assert restart.status.membership.parent == Checkpoint(-3, 60)
-    assert any("begins again at step 60 of epoch 3" in event.message for event in restart.events)
+    assert any("begins again at step 60 of generation 3" in event.message for event in restart.events)
 
 
 @pytest.mark.parametrize("absent", [True, False])
@@ -573,7 +573,7 @@ def test_one_that_turns_out_to_be_unreadable_is_not_chosen_again(absent: bool) -
     assert decided(listed).status.initial_checkpoint == Checkpoint(-3, 40)
     spec = replace(listed.job.spec, checkpoint=policy(60))
     failed = decided(replace(listed, job=replace(listed.job, spec=spec)))
-    assert "apart from what could not be read (step 60 of epoch 3 of an older job)" in failed.status.message
+    assert "apart from what could not be read (step 60 of generation 3 of the source job)" in failed.status.message
 
 
 def test_the_origin_is_a_plain_parent_on_the_lineage() -> None:

@@ -129,8 +129,8 @@ HISTORY = (
         (4, 30, 5, False),
     ],
 )
-def test_a_branch_cuts_off_what_came_after_it(epoch: int, step: int, seen_from: int, lies: bool) -> None:
-    assert on_lineage(HISTORY, Checkpoint(epoch, step), seen_from) is lies
+def test_a_branch_cuts_off_what_came_after_it(generation: int, step: int, seen_from: int, lies: bool) -> None:
+    assert on_lineage(HISTORY, Checkpoint(generation, step), seen_from) is lies
 
 
 def test_a_parent_lies_on_the_lineage_even_where_its_own_epoch_was_pruned() -> None:
