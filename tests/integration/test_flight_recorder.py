@@ -72,4 +72,4 @@ def test_a_rank_that_waits_in_a_collective_tells_it(size: dict[str, str], tmp_pa
 
 
 def test_a_recorder_that_its_program_switched_off_stays_off(tmp_path: Path) -> None:
-    assert said(tmp_path, TORCH_FR_BUFFER_SIZE="0") == ["its flight recorder holds nothing"]
+    assert said(tmp_path, TORCH_FR_BUFFER_SIZE="0") == ["its flight recorder is empty"]

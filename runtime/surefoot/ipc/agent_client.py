@@ -1,8 +1,8 @@
-"""Implements `SaveBackend` over the agent's socket.
+"""Implements `SaveBackend` through the agent's Unix socket, for programs that an agent started.
 
-`Checkpointer` saves through it where an agent started the program. A reader thread, owned here and joined by `close`,
-takes the agent's words; one lock makes the answer to a proposed barrier atomic with the steps. A line that breaks never
-stops the training: the agent's death kills this process anyway.
+A reader thread, owned here and joined by `close`, receives the agent's messages. One lock makes the reply to a proposed
+barrier atomic with the steps. A broken connection never stops the training: if the agent died, this process is killed
+anyway.
 """
 
 from __future__ import annotations
@@ -50,180 +50,210 @@ _log = logging.getLogger(__name__)
 
 
 # ---- replies with staged saves ---------------------------------------------------------------------------------------
-# Collects the agent's replies to `FindStagedSaves`, or closes every descriptor. Each answer may carry a descriptor,
-# which somebody has to close whatever comes of it. AgentBackend owns it and guards it by its lock.
+# Collects the agent's replies to `FindStagedSaves`. Each reply may carry a file descriptor, which must be closed in
+# every case. `AgentBackend` owns the object and guards it by its lock.
 
 Answer = tuple[StagedSaves, int | None]
+"""A reply and its file descriptor; None: it carried none."""
 
 
 class StagedReplies:
-    """Collects replies to one question at a time, and ignores later ones."""
+    """Collects the replies to one request at a time, and discards late ones."""
 
     def __init__(self) -> None:
         self._asking = False
         self._replies: list[Answer] = []
 
     def begin(self) -> None:
-        """The question is about to be asked."""
+        """Starts to collect; called before the request is sent."""
         self._asking = True
 
-    def take(self, here: StagedSaves, descriptor: int | None) -> None:
-        """Takes one reply; the first says how many follow."""
+    def take(self, reply: StagedSaves, descriptor: int | None) -> None:
+        """Takes one reply. The first one contains the number of those that follow."""
         if self._asking:
-            self._replies.append((here, descriptor))
+            self._replies.append((reply, descriptor))
         elif descriptor is not None:
             os.close(descriptor)
 
     @property
     def complete(self) -> bool:
+        """Whether all replies to the request have arrived."""
         return bool(self._replies) and len(self._replies) > self._replies[0][0].replies_to_follow
 
     def end(self) -> list[Answer]:
-        """Hands over all replies with their descriptors; none if incomplete."""
-        told, complete = self._replies, self.complete
+        """Stops collecting; returns all replies, whose descriptors the caller closes, or none if some are missing."""
+        replies, complete = self._replies, self.complete
         self._replies, self._asking = [], False
         if complete:
-            return told
-        for _, descriptor in told:
+            return replies
+        for _, descriptor in replies:
             if descriptor is not None:
                 os.close(descriptor)
         return []
 
 
 # ---- flight recorder -------------------------------------------------------------------------------------------------
-# Reads from PyTorch's flight recorder which collective this rank is in. `answer` runs in the trainer, on the thread
-# that hears the agent: a rank that waits in a collective has released the GIL. Torch is not imported here: a program
-# that has not done so has made no collective. Its settings of the recorder (TORCH_FR_BUFFER_SIZE, in older releases
-# TORCH_NCCL_TRACE_BUFFER_SIZE) are its own and stay.
+# Reads from PyTorch's flight recorder which collective this rank is in. It runs in the trainer, on the thread that
+# receives the agent's messages; that works in a hang, because a rank that waits in a collective has released the GIL.
+# Torch is not imported here, since a program that has not imported it has made no collective. The recorder's settings
+# (TORCH_FR_BUFFER_SIZE, in older releases TORCH_NCCL_TRACE_BUFFER_SIZE) are the program's own and are not changed.
 
 MOST_GROUPS = 16
-_LONGEST = 60
-"""Characters of a group's name, and of the tensors of a call."""
-_MOST_TENSORS = 4
-_DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+"""Process groups that one report covers."""
+_MAX_NAME_CHARACTERS = 60
+"""Longest name of a group, and longest description of a call's tensors."""
+_MAX_TENSORS = 4
+"""Tensors of a call that a report describes; further ones are counted."""
+_DUMP_FUNCTIONS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+"""PyTorch's function that returns the recorder's content, by backend."""
 
 Entry = Mapping[str, Any]
+"""A call in PyTorch's recorder."""
 
 
 def describe_collectives(rank: int, request: int) -> CollectivesReport:
-    """This rank's collectives, or why there are none to tell."""
+    """Describes this rank's collectives, or why they are unknown."""
     torch = sys.modules.get("torch")
     bindings = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
-    found: list[tuple[Collective, float]] = []
-    why = "this PyTorch has no flight recorder"
-    for backend, name in _DUMPS.items():
-        dump = getattr(bindings, name, None)
+    recorded: list[tuple[Collective, float]] = []
+    reason = "this PyTorch has no flight recorder"
+    for backend, function_name in _DUMP_FUNCTIONS.items():
+        dump = getattr(bindings, function_name, None)
         if dump is None:
             continue
         try:
             entries = json.loads(dump()).get("entries", ())
-            found += collectives(rank, backend, entries, time.time())
+            recorded += collectives(rank, backend, entries, time.time())
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"its flight recorder cannot be read: {shorten(escape_control_characters(repr(error)))}"
+            reason = f"its flight recorder cannot be read: {shorten(escape_control_characters(repr(error)))}"
         else:
-            why = "its flight recorder holds nothing"
-    found = sorted(found, key=lambda one: (not one[0].waits, one[1]))[:MOST_GROUPS]
+            reason = "its flight recorder is empty"
+    recorded = sorted(recorded, key=lambda item: (not item[0].waits, item[1]))[:MOST_GROUPS]
     return CollectivesReport(
-        request, tuple(c for c, _ in found), tuple(seconds for _, seconds in found), "" if found else why
+        request, tuple(c for c, _ in recorded), tuple(seconds for _, seconds in recorded), "" if recorded else reason
     )
 
 
 def collectives(rank: int, backend: str, entries: Iterable[Entry], now: float) -> list[tuple[Collective, float]]:
-    """Chooses each group's first unfinished call, else its last.
+    """Returns the call of each process group that the rank is in, or else its last one, and the seconds since then.
 
-    Each with the seconds since it was made. Calls of one group are carried out in their order, so all later ones wait for the first unfinished. Entries come in the order
-    in which they were made.
+    A group executes its calls in order, so the first unfinished one is the one that all later ones wait for.
+
+    Args:
+        rank: This rank.
+        backend: Backend of the entries.
+        entries: Content of the recorder, in the order of the calls.
+        now: Unix time in seconds.
     """
-    chosen: dict[tuple[str, bool], Entry] = {}
+    entry_by_group: dict[tuple[str, bool], Entry] = {}
     for entry in entries:
-        key = (_group(backend, entry), bool(entry.get("is_p2p")))
-        before = chosen.get(key)
-        if before is None or _state(backend, before) == "finished":
-            chosen[key] = entry
+        key = (_group_name(backend, entry), bool(entry.get("is_p2p")))
+        group_entry = entry_by_group.get(key)
+        if group_entry is None or _call_state(backend, group_entry) == "finished":
+            entry_by_group[key] = entry
     return [
-        (_collective(rank, backend, group, pairwise, entry), round(max(0.0, now - entry["time_created_ns"] / 1e9), 1))
-        for (group, pairwise), entry in chosen.items()
+        (
+            _convert_entry(rank, backend, group, pairwise, entry),
+            round(max(0.0, now - entry["time_created_ns"] / 1e9), 1),
+        )
+        for (group, pairwise), entry in entry_by_group.items()
     ]
 
 
-def _collective(rank: int, backend: str, group: str, pairwise: bool, entry: Entry) -> Collective:
+def _convert_entry(rank: int, backend: str, group: str, pairwise: bool, entry: Entry) -> Collective:
+    """Converts an entry of the recorder."""
     number = entry["p2p_seq_id"] if pairwise else entry["collective_seq_id"]
-    call = shorten(escape_control_characters(str(entry["profiling_name"]).removeprefix(f"{backend}:")), _LONGEST)
-    return Collective((rank,), group, int(number), call, _tensors(entry), _state(backend, entry), pairwise)
+    call = shorten(
+        escape_control_characters(str(entry["profiling_name"]).removeprefix(f"{backend}:")), _MAX_NAME_CHARACTERS
+    )
+    return Collective(
+        (rank,), group, int(number), call, _describe_tensors(entry), _call_state(backend, entry), pairwise
+    )
 
 
-def _state(backend: str, entry: Entry) -> Any:
-    """Gloo only retires what is over; NCCL retires what has timed out too."""
+def _call_state(backend: str, entry: Entry) -> Any:
+    """Returns the state of a call. A `retired` call is over with gloo, but may have timed out with NCCL."""
     if entry["state"] == "completed" or (backend == "gloo" and entry["retired"]):
         return "finished"
     return "started" if entry["state"] == "started" else "scheduled"
 
 
-def _group(backend: str, entry: Entry) -> str:
-    """The group's name, which is the same on all its ranks; what its program says of it comes first."""
+def _group_name(backend: str, entry: Entry) -> str:
+    """Returns the group's name, which is equal on all its ranks, preceded by the program's description of the group."""
     name, description = (*entry["process_group"], "", "")[:2]
-    known = description not in ("", "undefined", name)
-    words = "default_pg" if description == "default_pg" else f"{description} {name}" if known else f"group {name}"
-    return shorten(escape_control_characters(words if backend == "gloo" else f"{words}, {backend}"), _LONGEST)
+    is_described = description not in ("", "undefined", name)
+    full_name = (
+        "default_pg" if description == "default_pg" else f"{description} {name}" if is_described else f"group {name}"
+    )
+    return shorten(
+        escape_control_characters(full_name if backend == "gloo" else f"{full_name}, {backend}"), _MAX_NAME_CHARACTERS
+    )
 
 
-def _tensors(entry: Entry) -> str:
+def _describe_tensors(entry: Entry) -> str:
+    """Describes the types and sizes of a call's input tensors."""
     types, sizes = entry["input_dtypes"], entry["input_sizes"]
-    told = [f"{kind}[{', '.join(map(str, size))}]" for kind, size in zip(types, sizes, strict=False)]
-    more = f" and {len(told) - _MOST_TENSORS} more" if len(told) > _MOST_TENSORS else ""
-    return shorten(escape_control_characters(", ".join(told[:_MOST_TENSORS]) + more), _LONGEST)
+    descriptions = [f"{kind}[{', '.join(map(str, size))}]" for kind, size in zip(types, sizes, strict=False)]
+    suffix = f" and {len(descriptions) - _MAX_TENSORS} more" if len(descriptions) > _MAX_TENSORS else ""
+    return shorten(escape_control_characters(", ".join(descriptions[:_MAX_TENSORS]) + suffix), _MAX_NAME_CHARACTERS)
 
 
 # ---- agent client ----------------------------------------------------------------------------------------------------
 
 _ATTACH_SECONDS = 30.0
-_LEFT_SECONDS = 5.0
+"""Time limit for the agent's reply to Attach."""
+_STAGED_SAVES_SECONDS = 5.0
+"""Time limit for the replies to FindStagedSaves."""
 _SERVERS_SECONDS = 5.0
-"""Until it is asked again: the agent asks the coordinator, which may be on its way back."""
+"""Wait for the complete list of memory servers, until the caller asks again: the coordinator may be restarting."""
 _ARENA_SECONDS = 300.0
-"""Touching hundreds of GB takes minutes; it happens once in an agent's life."""
+"""Time limit for staging memory: prefaulting hundreds of GB takes minutes, once in an agent's life."""
 _SEND_SECONDS = 5.0
-_COUNT_SECONDS = 1.0
-"""Looking through what was counted costs a millisecond or two: saves may come oftener than it is worth."""
+"""Time limit for sending a message."""
+_METRICS_SECONDS = 1.0
+"""Least interval between two metrics reports: collecting one takes some milliseconds, and saves may be more frequent."""
 
 
 class AgentBackend:
-    """Implements `backend.SaveBackend` over the agent's Unix socket; made by `connect`."""
+    """Implements `save_backend.SaveBackend` over the agent's Unix socket; made by `connect`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self._growth = MetricDeltas(metrics.FAMILIES)
-        self._uncounted, self._count_at = False, 0.0
-        self._counting = threading.Lock()
-        """What one thread has taken is sent before another takes the rest, and says goodbye."""
+        self._metric_deltas = MetricDeltas(metrics.FAMILIES)
+        self._has_new_metrics, self._next_report_seconds = False, 0.0
+        self._reporting = threading.Lock()
+        """Serialises metrics reports, so that the last one is sent before `close` sends Detach."""
         self._changed = threading.Condition()
         # everything below is guarded by _changed
         self._attached: Attached | None = None
-        self._given: line.ArenaGranted | None = None
-        self._given_fd: int | None = None
-        self._rejected: str | None = None
-        """Why the agent has no memory for us, since we last asked."""
+        self._grant: line.ArenaGranted | None = None
+        self._grant_fd: int | None = None
+        self._denied_reason: str | None = None
+        """Why the agent denied the last request for staging memory; None: it did not."""
         self._fds: deque[int] = deque()
-        """Descriptors, each ahead of the message that it belongs to."""
-        self._left = StagedReplies()
+        """Received descriptors, each before the message that it belongs to is decoded."""
+        self._staged_replies = StagedReplies()
         self._servers: tuple[MemoryServerEndpoint, ...] | None = None
-        self._busy: set[int] = set()
+        self._busy_slots: set[int] = set()
         self._staged_slots: dict[int, int] = {}
-        """Slot → step of what was last sealed in it."""
+        """Step of the last save in each slot."""
         self._slots = 0
-        self._at = 0
+        self._last_step = 0
+        """Newest step that this rank has finished or is about to finish: barriers at it or before it are rejected."""
         self._barrier_step: int | None = None
+        """Step of the accepted or bound barrier; None: there is none."""
         self._interval_exponent = 0
-        self._broken: str | None = None
+        self._broken_reason: str | None = None
+        """Why the connection is unusable; None: it is not."""
         self._closing = False
         self._mapping: StagingMapping | None = None
         self._memory: memoryview | None = None
-        self._reader = threading.Thread(target=self._read, name="surefoot-link", daemon=True)
+        self._reader = threading.Thread(target=self._receive_messages, name="surefoot-link", daemon=True)
 
     @classmethod
     def connect(cls, environment: Mapping[str, str] = os.environ) -> AgentBackend:
-        """Attaches this trainer to its agent; SurefootError if it is refused."""
+        """Attaches this trainer to its agent; raises SurefootError if the agent rejects it or does not answer."""
         try:
             path = environment["SUREFOOT_AGENT_SOCKET"]
             attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_GENERATION"]), os.getpid())
@@ -231,23 +261,27 @@ class AgentBackend:
             raise ConfigurationError(
                 f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
             ) from error
-        install(environment.get("SUREFOOT_STACK_DUMP_FILE"))  # for a program that was not forked from the warm process
+        install(environment.get("SUREFOOT_STACK_DUMP_FILE"))  # for programs that the fork server did not start
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with reachable(Path(path)) as name:
                 connection.connect(name)
         except OSError as error:
             connection.close()
-            raise SurefootError(f"the agent's socket {path} does not answer: {error}") from error
+            raise SurefootError(f"cannot connect to the agent's socket {path}: {error}") from error
         link = cls(connection)
         link._reader.start()
         link._send(attach)
         with link._changed:
-            link._changed.wait_for(lambda: link._attached is not None or link._broken is not None, _ATTACH_SECONDS)
+            link._changed.wait_for(
+                lambda: link._attached is not None or link._broken_reason is not None, _ATTACH_SECONDS
+            )
         if link._attached is None:
             link.close(0)
-            why = link._broken or "it did not answer"
-            raise SurefootError(f"the agent did not take rank {attach.rank} of epoch {attach.generation}: {why}")
+            reason = link._broken_reason or f"it did not answer within {_ATTACH_SECONDS:g} s"
+            raise SurefootError(
+                f"the agent did not admit rank {attach.rank} of generation {attach.generation}: {reason}; see the agent's log"
+            )
         return link
 
     @property
@@ -256,10 +290,10 @@ class AgentBackend:
         return self._attached
 
     def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
-        """Requests staging memory once and reuses it while large enough."""
-        if self._memory is not None and self._given is not None and self._given.slot_bytes >= slot_bytes:
-            return self._memory, self._given.slots, self._given.slot_bytes
-        given, fd = self._ask_for_memory(slot_bytes)
+        """Requests staging memory, or returns the present one if it is large enough."""
+        if self._memory is not None and self._grant is not None and self._grant.slot_bytes >= slot_bytes:
+            return self._memory, self._grant.slots, self._grant.slot_bytes
+        grant, fd = self._await_grant(slot_bytes)
         try:
             if self._mapping is None or self._mapping.file != os.fstat(fd).st_ino:
                 self._mapping = StagingMapping(fd)
@@ -267,80 +301,98 @@ class AgentBackend:
             os.close(fd)
         self._mapping.fill_rest()
         self._memory = self._mapping.memory
-        return self._memory, given.slots, given.slot_bytes
+        return self._memory, grant.slots, grant.slot_bytes
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
-        """Asks the agent for sealed saves; none if it does not answer.
+        """Asks the agent for staged saves of a checkpoint; none if it does not answer, as memory servers have them all.
 
-        Holders have them all.
+        Returns:
+            The save of each rank that has one here.
         """
         with self._changed:
-            self._left.begin()
+            self._staged_replies.begin()
         self._send(line.FindStagedSaves(checkpoint))
         with self._changed:
-            self._changed.wait_for(lambda: self._left.complete or self._broken is not None, _LEFT_SECONDS)
-            told = self._left.end()
-            self._staged_slots |= {slot: checkpoint.step for own, _ in told[:1] for _, slot, *_ in own.saves}
-        found = {}
-        for number, (here, fd) in enumerate(told):
+            self._changed.wait_for(
+                lambda: self._staged_replies.complete or self._broken_reason is not None, _STAGED_SAVES_SECONDS
+            )
+            replies = self._staged_replies.end()
+            self._staged_slots |= {
+                slot: checkpoint.step for own_reply, _ in replies[:1] for _, slot, *_ in own_reply.saves
+            }
+        saves_by_rank = {}
+        for reply_index, (reply, fd) in enumerate(replies):
             if fd is None:
                 continue
-            places = [range(slot * here.slot_bytes, slot * here.slot_bytes + size) for _, slot, size, _ in here.saves]
+            ranges = [
+                range(slot * reply.slot_bytes, slot * reply.slot_bytes + size) for _, slot, size, _ in reply.saves
+            ]
             try:
-                whole = self._mapped(fd, places) if number == 0 else _only_read(fd)
+                memory = self._map_own_file(fd, ranges) if reply_index == 0 else _map_read_only(fd)
             finally:
                 os.close(fd)
-            for (rank, _, _, layout), place in zip(here.saves, places, strict=True):
-                found[rank] = ReusableSave(whole[place.start : place.stop], layout, own=number == 0)
-        return found
+            for (rank, _, _, layout), stream_range in zip(reply.saves, ranges, strict=True):
+                saves_by_rank[rank] = ReusableSave(
+                    memory[stream_range.start : stream_range.stop], layout, own=reply_index == 0
+                )
+        return saves_by_rank
 
     def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...] | None:
-        """Asks the agent for every holder; None if nobody said yet."""
+        """Asks the agent for the complete list of memory servers; None if it is not known yet."""
         if not self.attached.is_partial:
             return self.attached.servers
         self._send(line.RequestAllServers())
         with self._changed:
-            self._changed.wait_for(lambda: self._servers is not None or self._broken is not None, _SERVERS_SECONDS)
+            self._changed.wait_for(
+                lambda: self._servers is not None or self._broken_reason is not None, _SERVERS_SECONDS
+            )
             return self._servers
 
-    def _mapped(self, fd: int, places: Sequence[range]) -> memoryview:
-        """Maps this rank's own file, which the agent will give as staging memory too."""
+    def _map_own_file(self, fd: int, ranges: Sequence[range]) -> memoryview:
+        """Maps this rank's own file, which the agent will later grant as staging memory."""
         self._mapping = StagingMapping(fd)
-        for place in places:
-            self._mapping.fill(place)
+        for stream_range in ranges:
+            self._mapping.fill(stream_range)
         return self._mapping.memory.toreadonly()
 
     def free_slot(self, wait_seconds: float) -> int | None:
+        """Waits for a slot whose save is flushed; None if there is none in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free() is not None or self._broken is not None, wait_seconds)
-            return self._free()
+            self._changed.wait_for(
+                lambda: self._oldest_free_slot() is not None or self._broken_reason is not None, wait_seconds
+            )
+            return self._oldest_free_slot()
 
     def hand_over_slot(self, message: Staged) -> None:
+        """Reports a slot with a complete save, which the agent flushes from now on."""
         with self._changed:
-            self._busy.add(message.slot)
+            self._busy_slots.add(message.slot)
             self._staged_slots[message.slot] = message.step
         self._send(message)
 
     def report_step(self, message: StepReport) -> None:
+        """Reports a finished step, and makes the reader thread report metrics if a save was made or skipped."""
         with self._changed:
-            self._at = max(self._at, message.progress.step)
+            self._last_step = max(self._last_step, message.progress.step)
         self._send(message)
-        # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
-        self._uncounted = self._uncounted or message.skipped or message.progress.stall_seconds is not None
+        # metrics hardly change except by saves; the reader thread collects them, as training would have to wait
+        self._has_new_metrics = self._has_new_metrics or message.skipped or message.progress.stall_seconds is not None
 
     def report_pause(self, message: PauseReport) -> None:
         self._send(message)
 
     def is_barrier_at(self, step: int) -> bool:
+        """Returns whether an accepted or bound barrier is at this step."""
         with self._changed:
-            # from here on a proposal for this step comes too late and is refused
-            self._at = max(self._at, step)
+            # from here on a proposal for this step comes too late and is rejected
+            self._last_step = max(self._last_step, step)
             return self._barrier_step == step
 
     def wait_at_barrier(self, step: int) -> None:
+        """Reports that the barrier is reached, and waits until it is cancelled or the connection breaks."""
         self._send(BarrierReached(self.attached.generation, step))
         with self._changed:
-            while self._barrier_step == step and self._broken is None:
+            while self._barrier_step == step and self._broken_reason is None:
                 self._changed.wait(1.0)
 
     def min_interval_exponent(self) -> int:
@@ -351,28 +403,29 @@ class AgentBackend:
         self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
     ) -> None:
         with self._changed:
-            self._at = max(self._at, step)
+            self._last_step = max(self._last_step, step)
         self._send(line.RestoreDone(step, source, size_bytes, seconds, odd))
-        self._count()
+        self._report_metrics()
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         self._send(line.RestoreFailed(checkpoint, absent, detail))
-        self._count()
+        self._report_metrics()
 
     def notify(self, reason: str, text: str) -> None:
         self._send(line.TrainerNotice(reason, text))
 
     def flush(self, wait_seconds: float) -> bool:
+        """Waits until every slot is free; returns whether that happened in time."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._busy or self._broken is not None, wait_seconds)
-            return not self._busy
+            self._changed.wait_for(lambda: not self._busy_slots or self._broken_reason is not None, wait_seconds)
+            return not self._busy_slots
 
     def close(self, step: int, offered: bool = False) -> None:
-        """Tells the agent and ends the reader; views keep the memory mapped."""
+        """Sends Detach and stops the reader thread; views keep the memory mapped."""
         if self._closing:
             return
         self._closing = True
-        self._count()
+        self._report_metrics()
         self._send(line.Detach(step, offered))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -383,86 +436,97 @@ class AgentBackend:
         self._mapping = None
 
     def disable_after_fork(self) -> None:
-        """Closes this copy of the socket; a shutdown would end the parent's."""
-        self._closing, self._broken = True, "this process was forked by the rank"
+        """Closes this copy of the socket; a shutdown would also end the parent's connection."""
+        self._closing, self._broken_reason = True, "this process was forked by the rank"
         self._socket.close()
 
-    def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGranted, int]:
+    def _await_grant(self, slot_bytes: int) -> tuple[line.ArenaGranted, int]:
+        """Requests staging memory from the agent; returns its description and file descriptor."""
         with self._changed:
-            before, self._rejected = self._given, None
+            previous_grant, self._denied_reason = self._grant, None
         self._send(line.RequestArena(slot_bytes))
         with self._changed:
             self._changed.wait_for(
-                lambda: self._given is not before or self._rejected is not None or self._broken is not None,
+                lambda: (
+                    self._grant is not previous_grant
+                    or self._denied_reason is not None
+                    or self._broken_reason is not None
+                ),
                 _ARENA_SECONDS,
             )
-            if self._rejected is not None:
-                raise StagingMemoryUnavailable(self._rejected)
-            given, fd = self._given, self._given_fd
-            self._given_fd = None
-            if given is None or given is before or fd is None:
-                why = self._broken or "it did not answer"
-                raise SurefootError(f"the agent gave no staging memory of 2 × {slot_bytes} bytes: {why}; see its log")
-            self._slots = given.slots
-            return given, fd
+            if self._denied_reason is not None:
+                raise StagingMemoryUnavailable(self._denied_reason)
+            grant, fd = self._grant, self._grant_fd
+            self._grant_fd = None
+            if grant is None or grant is previous_grant or fd is None:
+                reason = self._broken_reason or f"it did not answer within {_ARENA_SECONDS:g} s"
+                raise SurefootError(
+                    f"the agent granted no staging memory of 2 × {slot_bytes} bytes: {reason}; see the agent's log"
+                )
+            self._slots = grant.slots
+            return grant, fd
 
-    def _count(self) -> None:
-        with self._counting:
-            self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
-            grown = self._growth.take()
-            if grown:
-                self._send(line.MetricsReport(grown))
+    def _report_metrics(self) -> None:
+        """Sends the increase of this process' metrics to the agent."""
+        with self._reporting:
+            self._has_new_metrics, self._next_report_seconds = False, time.monotonic() + _METRICS_SECONDS
+            increases = self._metric_deltas.take()
+            if increases:
+                self._send(line.MetricsReport(increases))
 
-    def _free(self) -> int | None:
-        """Chooses the free slot sealed longest ago: until the next save is complete the other may be restored."""
-        free = [slot for slot in range(self._slots) if slot not in self._busy]
+    def _oldest_free_slot(self) -> int | None:
+        """Returns the free slot with the oldest save: the other save may be restored until the next one is complete."""
+        free = [slot for slot in range(self._slots) if slot not in self._busy_slots]
         return min(free, key=lambda slot: self._staged_slots.get(slot, -1), default=None)
 
     def _send(self, message: line.FromTrainer) -> None:
+        """Sends a message within a time limit; does nothing on a broken connection."""
         data = memoryview(add_frame(line.encode(message)))
         deadline = time.monotonic() + _SEND_SECONDS
         with self._sending:
-            if self._broken is not None:
+            if self._broken_reason is not None:
                 return
             try:
                 while data:
-                    # the socket stays blocking for the reader; only sending has a time limit
-                    if not self._ready(select.POLLOUT, max(0.0, deadline - time.monotonic())):
-                        raise TimeoutError(f"nothing for {_SEND_SECONDS:g} s")
+                    # the socket stays blocking for the reader thread; only sending has a time limit
+                    if not self._wait_ready(select.POLLOUT, max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError(f"it read nothing for {_SEND_SECONDS:g} s")
                     with contextlib.suppress(BlockingIOError):
                         data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
             except (OSError, ValueError) as error:  # ValueError: the socket is closed
-                self._break(f"the agent does not take messages: {error}")
+                self._mark_broken(f"cannot send to the agent: {error}")
 
-    def _ready(self, event: int, seconds: float) -> bool:
-        """Not by select(), which fails in a program that has more than a thousand files open."""
-        waiting = select.poll()
-        waiting.register(self._socket, event)
-        return bool(waiting.poll(1000 * seconds))
+    def _wait_ready(self, event: int, seconds: float) -> bool:
+        """Waits for the socket by poll(); select() fails in a program with more than a thousand open files."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        return bool(poll.poll(1000 * seconds))
 
-    def _read(self) -> None:
-        unframer = FrameDecoder()
+    def _receive_messages(self) -> None:
+        """Receives the agent's messages until the connection ends, and sends metrics in between."""
+        frames = FrameDecoder()
         while True:
-            readable = self._ready(select.POLLIN, _COUNT_SECONDS)
-            if self._uncounted and time.monotonic() >= self._count_at:
-                self._count()
+            readable = self._wait_ready(select.POLLIN, _METRICS_SECONDS)
+            if self._has_new_metrics and time.monotonic() >= self._next_report_seconds:
+                self._report_metrics()
             if not readable:
                 continue
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
                 if fds:
                     self._fds += fds
-                messages = [line.decode(text) for text in unframer.feed(data)]
+                messages = [line.decode(text) for text in frames.feed(data)]
             except (OSError, ProtocolError) as error:
-                self._break(f"the line to the agent broke: {error}")
+                self._mark_broken(f"cannot receive from the agent: {error}")
                 return
             for message in messages:
-                self._take(message)
+                self._apply_message(message)
             if not data:
-                self._break("the agent closed the line")
+                self._mark_broken("the agent closed its connection")
                 return
 
-    def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
+    def _apply_message(self, message: line.FromTrainer | line.ToTrainer) -> None:
+        """Applies one message of the agent."""
         if isinstance(message, line.RequestCollectives):
             self._send(describe_collectives(self.attached.rank, message.request))
             return
@@ -471,53 +535,56 @@ class AgentBackend:
             match message:
                 case Attached():
                     self._attached, self._interval_exponent = message, message.interval_exponent
-                case line.AllServers(servers=holders):
-                    self._servers = holders
+                case line.AllServers(servers=servers):
+                    self._servers = servers
                 case line.ArenaGranted():
-                    self._given, self._given_fd = message, self._descriptor()
-                    self._busy = set(message.busy_slots)
-                case line.ArenaDenied(reason=why):
-                    self._rejected = why
+                    self._grant, self._grant_fd = message, self._next_descriptor()
+                    self._busy_slots = set(message.busy_slots)
+                case line.ArenaDenied(reason=reason):
+                    self._denied_reason = reason
                 case line.StagedSaves(saves=saves):
-                    self._left.take(message, self._descriptor() if saves else None)
+                    self._staged_replies.take(message, self._next_descriptor() if saves else None)
                 case line.SlotFreed(slot=slot):
-                    self._busy.discard(slot)
-                case IntervalExponent(exponent=level):
-                    self._interval_exponent = level
+                    self._busy_slots.discard(slot)
+                case IntervalExponent(exponent=exponent):
+                    self._interval_exponent = exponent
                 case Barrier(step=step, phase="proposed"):
-                    reply = BarrierReply(message.generation, step, accepted=self._accept(step))
+                    reply = BarrierReply(message.generation, step, accepted=self._accept_barrier(step))
                 case Barrier(step=step, phase="bound"):
                     self._barrier_step = step
                 case Barrier(step=step, phase="cancelled"):
                     if step in (0, self._barrier_step):
                         self._barrier_step = None
                 case _:
-                    _log.warning("the agent said %s, which a trainer does not expect", type(message).__name__)
+                    _log.warning("ignored the agent's message %s, which is not for trainers", type(message).__name__)
             self._changed.notify_all()
             if reply is not None:
-                # sent under the lock: the agent must not hear of a later step before this answer
+                # sent under the lock, so that the agent cannot receive a later step before this reply
                 self._send(reply)
 
-    def _descriptor(self) -> int | None:
+    def _next_descriptor(self) -> int | None:
+        """Returns the oldest received descriptor; None: the message carried none."""
         return self._fds.popleft() if self._fds else None
 
-    def _accept(self, step: int) -> bool:
+    def _accept_barrier(self, step: int) -> bool:
+        """Accepts a barrier unless its step is finished or about to finish."""
         if step == self._barrier_step:
             return True
-        if step <= self._at:
+        if step <= self._last_step:
             return False
         self._barrier_step = step
         return True
 
-    def _break(self, why: str) -> None:
+    def _mark_broken(self, reason: str) -> None:
+        """Marks the connection as unusable, which ends all waits."""
         with self._changed:
-            if self._broken is None and not self._closing:
+            if self._broken_reason is None and not self._closing:
                 metrics.fallbacks.labels(what="agent_line_broken").inc()
-                _log.warning("%s: the training goes on, saves do not", why)
-            self._broken = self._broken or why
+                _log.warning("%s: training continues, but nothing is saved any longer", reason)
+            self._broken_reason = self._broken_reason or reason
             self._changed.notify_all()
 
 
-def _only_read(fd: int) -> memoryview:
-    """Maps another rank's file; only what is read of it is mapped in."""
+def _map_read_only(fd: int) -> memoryview:
+    """Maps another rank's file for reading; only pages that are read get mapped."""
     return memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))

@@ -1,8 +1,8 @@
-"""Allocates one local rank's staging memory as an anonymous shared file.
+"""Allocates one local rank's staging memory as an anonymous shared file (memfd).
 
-The agent maps it, touches it once, and hands it to its trainer. It outlives the trainer: what was staged is drained
-although its writer is dead. It lies in no file system: neither /dev/shm nor a volume's size limits it, only the
-container's memory does, which the agent's `memory` asks before it makes one.
+The agent maps and prefaults it and passes it to its trainer. It outlives the trainer, so a staged save is flushed even
+if its writer is dead. It is in no file system: only the container's memory limits it, not the size of /dev/shm or of a
+volume. The agent checks that limit before it allocates.
 """
 
 from __future__ import annotations
@@ -12,53 +12,56 @@ import mmap
 import os
 
 SLOTS = 2
+"""Slots per rank, written in turn, so that the last complete save stays until the next one is complete."""
 _MADV_POPULATE_READ = 22
+"""Value of madvise(2) from Linux 5.14 on, which Python's mmap does not define."""
 _TOUCH_BYTES = 64 << 20
-"""Touched at a time: each piece releases the interpreter lock for its time only."""
+"""Bytes per call, so that no call blocks for long."""
 
 
 class StagingMapping:
     """Maps staging memory into a trainer, part by part.
 
-    A page that is met first by a copy costs eight times as much, so both slots are filled before the first save. A
-    restore in place waits for the slot that it reads alone: for both it would wait longer than for its reads.
+    Copying to a page that is not mapped yet costs eight times as much, so both slots are prefaulted before the first
+    save. A restore in place prefaults only the slot that it reads: both would take longer than its reads.
     """
 
     def __init__(self, fd: int) -> None:
-        """OSError if it cannot be mapped."""
-        found = os.fstat(fd)
-        self.file, self._filled = found.st_ino, list[range]()
-        self._map = mmap.mmap(fd, found.st_size)
+        """Maps the file; raises OSError if that fails."""
+        file_status = os.fstat(fd)
+        self.file, self._filled = file_status.st_ino, list[range]()
+        self._map = mmap.mmap(fd, file_status.st_size)
         self.memory = memoryview(self._map)
 
     def fill(self, part: range) -> None:
-        """Enters these bytes into the page table; the GIL is free meanwhile.
+        """Enters these bytes into the page table; the GIL is released.
 
-        Where the kernel cannot (before 5.14), the first copy pays.
+        Before Linux 5.14 it does nothing, and the first copy is slower.
         """
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         advise = ctypes.CDLL(None).madvise
-        first = part.start // mmap.PAGESIZE * mmap.PAGESIZE
-        for offset in range(first, part.stop, _TOUCH_BYTES):
+        first_page = part.start // mmap.PAGESIZE * mmap.PAGESIZE
+        for offset in range(first_page, part.stop, _TOUCH_BYTES):
             size = min(_TOUCH_BYTES, part.stop - offset)
-            advise(ctypes.c_void_p(start + offset), ctypes.c_size_t(size), _MADV_POPULATE_READ)
+            advise(ctypes.c_void_p(address + offset), ctypes.c_size_t(size), _MADV_POPULATE_READ)
         self._filled.append(part)
 
     def fill_rest(self) -> None:
-        """Enters all that no `fill` entered."""
-        begin = 0
+        """Prefaults all bytes that `fill` has not covered."""
+        gap_start = 0
         for part in sorted(self._filled, key=lambda part: part.start):
-            if begin < part.start:
-                self.fill(range(begin, part.start))
-            begin = max(begin, part.stop)
-        if begin < len(self.memory):
-            self.fill(range(begin, len(self.memory)))
+            if gap_start < part.start:
+                self.fill(range(gap_start, part.start))
+            gap_start = max(gap_start, part.stop)
+        if gap_start < len(self.memory):
+            self.fill(range(gap_start, len(self.memory)))
 
 
 class MemoryFile:
-    """Maps `SLOTS` slots of `slot_bytes`, shared by descriptor with the trainer.
+    """Staging memory of one rank: `SLOTS` slots, shared with the trainer by its descriptor.
 
-    OSError if they cannot be mapped.
+    Raises:
+        OSError: It cannot be mapped.
     """
 
     def __init__(self, name: str, slot_bytes: int) -> None:
@@ -74,20 +77,20 @@ class MemoryFile:
         self.memory = memoryview(self._map)
 
     def touch(self) -> None:
-        """Touches every page now, so that no save pays for it.
+        """Touches every page now, so that no save is slowed down by it.
 
-        It blocks for seconds per GB: call it in a thread.
+        Blocks for seconds per GB: call it in a thread.
         """
         size = len(self.memory)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         for offset in range(0, size, _TOUCH_BYTES):
-            ctypes.memset(start + offset, 0, min(_TOUCH_BYTES, size - offset))
+            ctypes.memset(address + offset, 0, min(_TOUCH_BYTES, size - offset))
 
     def close(self) -> None:
-        """Closes the descriptor; views that somebody holds keep the mapping."""
+        """Closes the descriptor; the memory stays mapped while views of it exist."""
         os.close(self.fd)
         try:
             self.memory.release()
             self._map.close()
         except BufferError:
-            pass  # a reader that was given up still looks at it; the mapping ends with the process
+            pass  # a reader that was abandoned still has a view; the mapping ends with the process

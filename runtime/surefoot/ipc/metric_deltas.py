@@ -1,8 +1,8 @@
-"""Sends increments of a trainer's metrics to its agent, which sums them.
+"""Sends the increase of a trainer's metrics to its agent, which adds them up.
 
-A trainer calls `MetricGrowth.taken` within a second or so of saves, and after a restore; the agent adds it to `MetricSums` and shows both
-as one. Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed
-trainer had not said yet is lost with it.
+A trainer calls `MetricDeltas.take` about a second after a save, and after a restore. The agent adds the result to
+`MetricSums` and exports both its own and the trainers' metrics. Only counters and histograms can be added over ranks
+and over trainers that come and go. An increase that a killed trainer has not sent yet is lost.
 """
 
 from __future__ import annotations
@@ -15,84 +15,93 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
+"""Name of a sample and its labels, sorted."""
 Grown = tuple[tuple[str, dict[str, str], float], ...]
-"""(sample's name, its labels, by how much it grew)."""
+"""Name of each sample, its labels, and its increase."""
 
-_ADDED = ("counter", "histogram")
+_ADDITIVE_TYPES = ("counter", "histogram")
+"""Types of metrics that can be added over processes."""
 MAX_SERIES = 1000
-"""A trainer that names more than so many is not believed: the agent's memory is bounded."""
+"""Time series that an agent keeps for its trainers; further ones are ignored, so that its memory stays bounded."""
 
 
 class MetricDeltas:
-    """Computes how much this process' counters grew since last taken; thread-safe."""
+    """Computes the increase of this process' counters since the last call; thread-safe."""
 
     def __init__(self, families: Sequence[Collector]) -> None:
         self._families = families
         self._lock = threading.Lock()
-        self._reported = _values(families)
+        self._reported = _sample_values(families)
 
     def take(self) -> Grown:
-        """Takes the growth since the last call; empty if nothing grew."""
+        """Returns the increase since the last call; empty if nothing increased."""
         with self._lock:
-            said, now = self._reported, _values(self._families)
-            self._reported = now
-        # a new histogram is told with its empty buckets: without them its first bound would be another
-        grown = [(key, value - said.get(key, 0.0)) for key, value in now.items() if value != said.get(key)]
-        return tuple((name, dict(labels), by) for (name, labels), by in grown)
+            previous, current = self._reported, _sample_values(self._families)
+            self._reported = current
+        # a new histogram is sent with its empty buckets, or the sums would lack its lower bounds
+        increases = [
+            (key, value - previous.get(key, 0.0)) for key, value in current.items() if value != previous.get(key)
+        ]
+        return tuple((name, dict(labels), increase) for (name, labels), increase in increases)
 
 
 class MetricSums:
-    """Sums the metrics of all this agent's trainers, on its loop."""
+    """Adds up the metrics of all trainers of this agent, on its event loop."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, float] = {}
 
     def add(self, grown: Grown) -> None:
-        for name, labels, by in grown:
-            key = _key(name, labels)
+        """Adds a trainer's increase; ignores new series beyond `MAX_SERIES`."""
+        for name, labels, increase in grown:
+            key = _sample_key(name, labels)
             if key in self._sums or len(self._sums) < MAX_SERIES:
-                self._sums[key] = self._sums.get(key, 0.0) + by
+                self._sums[key] = self._sums.get(key, 0.0) + increase
 
     def with_agent_metrics(self, families: Iterable[Collector]) -> Iterable[Metric]:
-        """The agent's own families with the trainers' sums in them."""
-        left = dict(self._sums)
+        """Returns the agent's own metric families with the trainers' sums added."""
+        remaining = dict(self._sums)
         for collector in families:
             for family in collector.collect():
-                yield _merged(family, left)
+                yield _merge_sums(family, remaining)
 
 
-def _merged(family: Metric, sums: dict[Key, float]) -> Metric:
+def _merge_sums(family: Metric, sums: dict[Key, float]) -> Metric:
+    """Returns a family with the sums added that belong to it, and removes these from `sums`."""
     merged = Metric(family.name, family.documentation, family.type, family.unit)
-    own = [s for s in family.samples if not s.name.endswith("_created")]
-    if family.type not in _ADDED:
-        merged.samples = own
+    own_samples = [s for s in family.samples if not s.name.endswith("_created")]
+    if family.type not in _ADDITIVE_TYPES:
+        merged.samples = own_samples
         return merged
-    names = {s.name for s in own} | {family.name + suffix for suffix in ("_total", "_bucket", "_sum", "_count")}
-    values = {_key(s.name, s.labels): s.value for s in own}
+    names = {s.name for s in own_samples} | {family.name + suffix for suffix in ("_total", "_bucket", "_sum", "_count")}
+    values = {_sample_key(s.name, s.labels): s.value for s in own_samples}
     for key in [key for key in sums if key[0] in names]:
         values[key] = values.get(key, 0.0) + sums.pop(key)
-    merged.samples = [Sample(name, dict(labels), value) for (name, labels), value in sorted(values.items(), key=_order)]
+    merged.samples = [
+        Sample(name, dict(labels), value) for (name, labels), value in sorted(values.items(), key=_sample_order)
+    ]
     return merged
 
 
-def _order(entry: tuple[Key, float]) -> tuple[tuple[tuple[str, str], ...], str, float]:
-    """Sorts one label set's samples together, its buckets by their bounds, as scrapers rely on."""
+def _sample_order(entry: tuple[Key, float]) -> tuple[tuple[tuple[str, str], ...], str, float]:
+    """Sort key: keeps samples with equal labels together and orders their buckets by bounds, as scrapers expect."""
     (name, labels), _ = entry
     bound = dict(labels).get("le")
-    rest = tuple((label, value) for label, value in labels if label != "le")
-    return rest, name, 0.0 if bound is None else float(bound)
+    other_labels = tuple((label, value) for label, value in labels if label != "le")
+    return other_labels, name, 0.0 if bound is None else float(bound)
 
 
-def _values(families: Iterable[Collector]) -> dict[Key, float]:
+def _sample_values(families: Iterable[Collector]) -> dict[Key, float]:
+    """Returns the present value of every sample that can be added."""
     return {
-        _key(sample.name, sample.labels): sample.value
+        _sample_key(sample.name, sample.labels): sample.value
         for collector in families
         for family in collector.collect()
-        if family.type in _ADDED
+        if family.type in _ADDITIVE_TYPES
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
 
 
-def _key(name: str, labels: dict[str, str]) -> Key:
+def _sample_key(name: str, labels: dict[str, str]) -> Key:
     return name, tuple(sorted(labels.items()))

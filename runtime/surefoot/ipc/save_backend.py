@@ -1,7 +1,7 @@
-"""Defines `SaveBackend`, which keeps a trainer's staging memory and drains it.
+"""Defines `SaveBackend`, which provides a trainer's staging memory and flushes staged saves.
 
-`Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_client.AgentBackend` (the socket),
-`checkpointer.library_mode.in_process.InProcessBackend` (no agent: the drain runs in this process).
+`Checkpointer` depends on this protocol alone. Implementations: `ipc.agent_client.AgentBackend` (through the agent's
+socket), `checkpointer.library_mode.in_process_backend.InProcessBackend` (no agent: this process flushes).
 """
 
 from __future__ import annotations
@@ -17,70 +17,69 @@ from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun
 
 @dataclass(frozen=True, slots=True)
 class ReusableSave:
-    """Holds the stream of a rank save found in staging memory.
-
-    As it was sealed, or damaged since.
-    """
+    """A rank save in staging memory that a restore may read; the reader verifies it."""
 
     stream: memoryview
+    """The byte stream of the save."""
     layout: str
+    """Digest of its layout record."""
     own: bool = True
-    """Only this process' own saves are ever written there; else another rank may begin to at any moment."""
+    """Whether it is in this rank's own memory, which nothing else overwrites; another rank's may change at any time."""
 
 
 class SaveBackend(Protocol):
-    """Keeps a trainer's staging memory and drains it.
+    """Provides a trainer's staging memory and flushes staged saves.
 
-    Thread-safe; every call returns within its own small time limit.
+    Thread-safe; every call returns within its own short time limit.
 
     Raises:
-        SurefootError: any method; the training goes on.
+        SurefootError: From any method; training continues without saving.
     """
 
     @property
     def attached(self) -> Attached:
-        """This rank's epoch, world and restore point."""
+        """This rank's generation, ranks and restore point."""
         ...
 
     def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
-        """Allocates and touches staging memory.
+        """Allocates and prefaults staging memory.
 
         Args:
-            slot_bytes: What a slot must hold at least.
+            slot_bytes: Least size of each slot.
 
         Returns:
-            Writable memory of slots × slot size, the number of slots, and the slot size in bytes.
+            Writable memory of all slots, the number of slots, and the size of a slot in bytes.
         """
         ...
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
         """Finds saves of a checkpoint in this worker's staging memory.
 
-        To be read before `arena`.
+        They must be read before `request_arena` is called, which may overwrite them.
 
         Returns:
-            Rank → its save.
+            The save of each rank that has one here.
         """
         ...
 
     def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...] | None:
-        """Asks for every holder of the epoch, where `attached` names some.
+        """Requests all memory servers of the job, where `attached` has only some of them.
 
         Returns:
-            All of them; None if nobody said yet.
+            All of them; None if they are not known yet, so that the caller asks again.
         """
         ...
 
     def free_slot(self, wait_seconds: float) -> int | None:
-        """Waits for a slot that nothing drains from.
+        """Waits for a slot whose save is flushed.
 
         Returns:
-            Its number; None if none became free in time.
+            Its index; None if no slot became free in time.
         """
         ...
 
     def hand_over_slot(self, message: Staged) -> None:
-        """Hands a sealed slot over."""
+        """Hands over a slot with a complete save, to be flushed."""
         ...
 
     def report_step(self, message: StepReport) -> None:
@@ -88,46 +87,54 @@ class SaveBackend(Protocol):
         ...
 
     def report_pause(self, message: PauseReport) -> None:
-        """Reports the begin or the end of an announced pause."""
+        """Reports the start or the end of a pause that the script announced."""
         ...
 
     def is_barrier_at(self, step: int) -> bool:
-        """Decides whether a barrier is at this step, proposed or bound. Atomic with answering proposals."""
+        """Returns whether a barrier, proposed or bound, is at this step; from now on a proposal for it is rejected."""
         ...
 
     def wait_at_barrier(self, step: int) -> None:
         """Reports that the barrier is reached, and waits there.
 
-        Returns if the barrier is cancelled; usually this process is killed first.
+        Returns only if the barrier is cancelled; normally this process is killed before.
         """
         ...
 
     def min_interval_exponent(self) -> int:
-        """The least level that the coordinator asks for."""
+        """Returns the least interval exponent, as the coordinator set it."""
         ...
 
     def report_restore(
         self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
-    ) -> None: ...
+    ) -> None:
+        """Reports that the rank has restored its state; see `trainer_messages.RestoreDone`."""
+        ...
 
-    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None: ...
+    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        """Reports an unreadable checkpoint; see `trainer_messages.RestoreFailed`."""
+        ...
 
-    def notify(self, reason: str, text: str) -> None: ...
+    def notify(self, reason: str, text: str) -> None:
+        """Asks for an event with this reason (CamelCase) and message."""
+        ...
 
     def flush(self, wait_seconds: float) -> bool:
-        """Waits until everything staged is drained; whether it was."""
+        """Waits until everything staged is flushed; returns whether it is."""
         ...
 
     def close(self, step: int, offered: bool = False) -> None:
-        """Ends the connection.
+        """Closes the connection.
 
-        `offered`: the state of `step` was saved, or that was tried.
+        Args:
+            step: Last finished step.
+            offered: Whether the program saved the state of `step`, or tried to.
         """
         ...
 
     def disable_after_fork(self) -> None:
-        """Lets go of the parent's resources in a forked child.
+        """Gives up the parent's resources in a forked child.
 
-        Right behind the fork, without a word, a lock or a wait.
+        Called directly after the fork, so it must not send, lock or wait.
         """
         ...

@@ -121,7 +121,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[byt
 
 
 def test_a_frame_of_absurd_length_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="not spoken here"):
+    with pytest.raises(ProtocolError, match="the other end is not a trainer or agent of this version"):
         FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
 
 

@@ -90,8 +90,8 @@ def _recorder(monkeypatch: pytest.MonkeyPatch, text: str | Exception) -> None:
 @pytest.mark.parametrize(
     ("dump", "why"),
     [
-        ('{"entries": []}', "its flight recorder holds nothing"),
-        ("{}", "its flight recorder holds nothing"),
+        ('{"entries": []}', "its flight recorder is empty"),
+        ("{}", "its flight recorder is empty"),
         ("nonsense", "its flight recorder cannot be read: JSONDecodeError"),
         ('{"entries": [{}]}', "its flight recorder cannot be read: KeyError"),
         (RuntimeError("off"), "its flight recorder cannot be read: RuntimeError('off')"),
