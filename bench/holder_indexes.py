@@ -44,7 +44,7 @@ def holder(server: RunningServer, number: int, of: int, ranks: int) -> list[Save
     job, user = f"job-{number}", account(f"user-{number}", "word")
     admin_of(server).provision(job, user, 1)
     there = [node * ranks + rank for node in (number, (number - 1) % of) for rank in range(ranks)]
-    manifest = replace(sample(RankManifest), world=of * ranks, objects=())
+    manifest = replace(sample(RankManifest), world_size=of * ranks, objects=())
     saves = [replace(manifest, save=RankSave(WANTED.generation, step, rank)) for step in STEPS for rank in there]
     wire = wire_of(server, account("", ADMIN_PASSWORD))
     wire.call(

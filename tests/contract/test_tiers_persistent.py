@@ -61,7 +61,7 @@ def test_every_claim_of_an_epoch_is_a_new_one(tier: ObjectStoreTier, settings: P
     assert tier.claim_generation() == 1
     others = [open_persistent(settings, "job-1") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        claimed = list(pool.map(lambda other: other.claim_epoch(), others))
+        claimed = list(pool.map(lambda other: other.claim_generation(), others))
     assert sorted(claimed) == [2, 3, 4, 5]
     save_one(tier, RankSave(40, 10, 0))
     assert tier.claim_generation() == 41, "an epoch that has saved is taken, claimed or not"

@@ -145,7 +145,9 @@ def test_locals_say_what_they_hold_and_comments_say_why(folder: str) -> None:
         source = path.read_text(encoding="utf-8")
         lines += source.count("\n")
         tree = ast.parse(source)
-        comments += sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline))
+        comments += sum(
+            token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        )
         names += [
             name.arg if isinstance(name, ast.arg) else name.id
             for name in ast.walk(tree)

@@ -140,10 +140,10 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a URL, or a pattern of them")
     kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
     check.add_argument("--kind", choices=kinds, help="what they are; by default their ending says it")
-    check.add_argument("--global-batch", default="8", metavar="N", help="samples a step (default 8)")
+    check.add_argument("--global-batch-size", default="8", metavar="N", help="samples a step (default 8)")
     check.add_argument("--lanes", metavar="N", help="as ElasticStream has it")
-    check.add_argument("--stripes", metavar="N", help="as ElasticStream has it")
-    check.add_argument("--length", default="1024", metavar="N", help="tokens a window (default 1024)")
+    check.add_argument("--lane-groups", metavar="N", help="as ElasticStream has it")
+    check.add_argument("--sequence-length", default="1024", metavar="N", help="tokens a window (default 1024)")
     check.add_argument("--dtype", default="uint16", metavar="NAME", help="of tokens (default uint16)")
     check.add_argument("--all", action="store_true", help="read every shard, not three")
 
@@ -151,7 +151,10 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 def run_data(given: argparse.Namespace) -> int:
     if (missing := missing_module("runtime")) is not None:
         raise RunError(missing)
-    options = {name: getattr(given, name) for name in ("kind", "global_batch", "lanes", "stripes", "length", "dtype")}
+    options = {
+        name: getattr(given, name)
+        for name in ("kind", "global_batch_size", "lanes", "lane_groups", "sequence_length", "dtype")
+    }
     told = [part for name, value in options.items() if value for part in (f"--{name.replace('_', '-')}", value)]
     command = [sys.executable, "-m", "surefoot.tools.check_data", *told, *(["--all"] if given.all else [])]
     return EXIT_OK if subprocess.run([*command, "--", *given.paths], check=False).returncode == 0 else EXIT_FAILED

@@ -293,10 +293,10 @@ class StateGuard:
         if self._foreign is not None:
             self._foreign.first_step_ends()
             self._foreign = None
-        told = {name: loader.step_ends() for name, loader in self._loaders.items()}
+        told = {name: loader.end_step() for name, loader in self._loaders.items()}
         self.consumed = told.get("loader")
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
-        self.step_span = getattr(self._loaders.get("loader"), "step_span", None)
+        self.step_span = getattr(self._loaders.get("loader"), "step_range", None)
         self._optimizing, self._at_step = False, self._batches_yielded()
 
     def epochs(self, now: float) -> float | None:
@@ -305,7 +305,7 @@ class StateGuard:
         Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
         theirs.
         """
-        told = getattr(self._loaders.get("loader"), "passes", None)
+        told = getattr(self._loaders.get("loader"), "epochs", None)
         if callable(told) and now >= self._reckon_at:
             self._epochs = min(told(), default=None)
             self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)
@@ -329,4 +329,4 @@ class StateGuard:
         return None
 
     def _batches_yielded(self) -> int:
-        return sum(loader.handed_out for loader in self._loaders.values())
+        return sum(loader.batches_yielded for loader in self._loaders.values())

@@ -474,14 +474,14 @@ class ElasticStream:
         return {
             "seed": self.seed,
             "shuffle": self._shuffle,
-            "window": self._window,
-            "pack": self._pack,
+            "shuffle_window": self._window,
+            "sequence_length": self._pack,
             "max_tokens": self._grouping.max_tokens if self._grouping else None,
             "max_samples": self._grouping.max_samples if self._grouping else None,
-            "global_batch": shape.batch if self.deterministic else None,
+            "global_batch_size": shape.batch if self.deterministic else None,
             "batch_size": None if self.deterministic else shape.items_per_lane,
             "lanes": shape.slots if self.deterministic else None,
-            "stripes": shape.lane_groups,
+            "lane_groups": shape.lane_groups,
             "weights": list(self._weights),
         }
 

@@ -19,7 +19,7 @@ from surefoot.checkpointer import Checkpointer
 from surefoot.errors import ConfigurationError
 
 _HONOURED = frozenset(
-    {"enable", "folder", "interval", "keep_latest_k", "load_step", "enable_first_step_checkpoint", "anew"}
+    {"enable", "folder", "interval", "keep_latest_k", "load_step", "enable_first_step_checkpoint", "reset_on_resize"}
 )
 _INITIAL = "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom"
 _REJECTED = {

@@ -47,7 +47,7 @@ class SavePlan:
 
 def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
     """Equal for equal plans; cheap enough to ask at every save."""
-    return tuple(tuple(map(attrgetter(asked), entries)) for asked in ("name", "dtype", "place", "sharing"))
+    return tuple(tuple(map(attrgetter(asked), entries)) for asked in ("name", "dtype", "location", "sharing"))
 
 
 def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:

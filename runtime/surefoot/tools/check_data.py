@@ -104,10 +104,10 @@ def _shown(sample: Any) -> str | None:
 def verdict(source: DataSource, given: argparse.Namespace) -> str:
     """Describes who can read it; ConfigurationError with advice if nobody can."""
     stream = ElasticStream(
-        source, given.global_batch, lanes=given.lanes, lane_groups=given.stripes, rank=0, num_replicas=1
+        source, given.global_batch_size, lanes=given.lanes, lane_groups=given.lane_groups, rank=0, num_replicas=1
     )
     return (
-        f"elastic: a global batch of {given.global_batch} is the same at every world size, up to {stream.shape.slots} ranks"
+        f"elastic: a global batch of {given.global_batch_size} is the same at every world size, up to {stream.shape.slots} ranks"
         f" have a part of it ({stream.shape.lanes} lanes)"
     )
 
@@ -116,16 +116,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="check a source of samples")
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--global-batch-size", type=int, default=8)
     parser.add_argument("--lanes", type=int)
-    parser.add_argument("--stripes", type=int)
-    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--lane-groups", type=int)
+    parser.add_argument("--sequence-length", type=int, default=1024)
     parser.add_argument("--dtype", default="uint16")
     parser.add_argument("--all", action="store_true")
     given = parser.parse_args(arguments)
     try:
         kind, paths = (given.kind, given.paths) if given.kind else kind_of(given.paths)
-        source = source_of(kind, paths, given.length, given.dtype)
+        source = source_of(kind, paths, given.sequence_length, given.dtype)
         shards = source.shards()
         known = [shard.samples for shard in shards if shard.samples is not None]
         told = f"{sum(known)} samples" if len(known) == len(shards) else "lengths known when they are read"

@@ -305,7 +305,7 @@ def _restored(build: Build, world: int, steps: int, skip: int) -> list[Any]:
     one = build(0, 1)
     one.count_by_step()
     for _ in islice(one, steps):
-        one.step_ends()
+        one.end_step()
     made = [build(rank, world) for rank in range(world)]
     for rank, loader in enumerate(made):
         if steps and world > 1 and hasattr(loader, "load_state_dicts"):

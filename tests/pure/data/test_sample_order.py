@@ -77,7 +77,7 @@ def test_any_sequence_of_world_sizes_sees_every_sample_exactly_once(
             if state is not None:
                 loader.load_state_dict(state)
         for step in zip(*(islice(loader, steps) for loader in loaders), strict=True):
-            seen += [index for part in step if part.weight > 0 for index in part.indexes]
+            seen += [index for part in step if part.weight > 0 for index in part.indices]
             assert sum(part.weight for part in step) == pytest.approx(world)
         states = [loader.state_dict() for loader in loaders]
         assert all(s == states[0] for s in states)

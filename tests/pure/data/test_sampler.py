@@ -74,8 +74,8 @@ def stepped(loaders: list[ElasticLoader], iterators: list[Any]) -> list[int]:
     told = list[int]()
     for loader, iterator in zip(loaders, iterators, strict=True):
         batch = next(iterator)
-        own = list(batch.indexes) if batch.weight else []
-        assert batch.data == [10 * sample for sample in batch.indexes]
+        own = list(batch.indices) if batch.weight else []
+        assert batch.data == [10 * sample for sample in batch.indices]
         assert batch.stop - batch.start == len(own)
         (span,) = loader.end_step()
         assert span == (batch.start, batch.stop)
@@ -168,7 +168,7 @@ def test_weights_of_uneven_shares_make_the_mean_over_the_list() -> None:
     values = torch.arange(40.0, dtype=torch.float64) ** 2
     loaders = [ElasticLoader(values, batch_sampler=ByLength(40, 9, 1), rank=rank, num_replicas=4) for rank in range(4)]
     for step in islice(zip(*loaders, strict=True), 30):
-        whole = [sample for batch in step if batch.weight for sample in batch.indexes]
+        whole = [sample for batch in step if batch.weight for sample in batch.indices]
         mean = sum(batch.weight * float(batch.data.mean()) for batch in step) / 4
         assert mean == pytest.approx(float(values[whole].mean()), rel=1e-12)
 
