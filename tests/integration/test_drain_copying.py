@@ -110,7 +110,7 @@ def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
     places[1].flip(save, 0, 200)
     promoter.queue_upload(1, [RankSave(1, 10, 0)])
     failed = done.wait(2)[1]
-    assert "no copy is good" in str(failed.error)
+    assert "no source has an intact copy" in str(failed.error)
     assert failed.unreadable
     assert promoter.close()
 

@@ -1,7 +1,7 @@
-"""Holds the limits of one worker's copies beside its training.
+"""Limits the bandwidth that one worker's copies and uploads take from its training.
 
-A save on its way to other nodes and an upload share the network with the training's collectives; a training that waits
-for its own checkpoints has lost what they were to save.
+They share the network with the training's collectives. Training that waits for its own checkpoints loses the time
+that they were meant to save.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from surefoot.settings import JobSettings
 
 # ---- token bucket ----------------------------------------------------------------------------------------------------
-# Limits the rate of background copies by a token bucket. They would take the network from the training.
+# Limits the rate of background copies, which would otherwise take the network from the training.
 
 BURST_SECONDS = 0.25
-"""As much may go at once; a whole second's worth would be felt by a training whose step is shorter."""
+"""How many seconds' worth of bytes may be sent at once. A full second would delay training with shorter steps."""
 
 
 class TokenBucket:
-    """Limits bytes a second on average.
+    """Limits the average rate to `bytes_per_second`, in bursts of `BURST_SECONDS`; 0 means no limit.
 
-    At most `bytes_per_second`, in bursts of `BURST_SECONDS`; 0 means as fast as it goes. `take` waits its turn and
-    returns False once `stop` was called, so that whoever paces can be ended at once.
+    `take` returns False once `stop` was called, so that a thread that waits in it can be ended at once.
     """
 
     def __init__(self, bytes_per_second: float = 0.0) -> None:
@@ -35,28 +34,28 @@ class TokenBucket:
         self._changed = threading.Condition()
 
     def take(self, amount: int) -> bool:
-        """Spends bytes, and waits until their debt is paid."""
+        """Takes `amount` bytes from the bucket and waits until they are covered; False once stopped."""
         with self._changed:
             if not self._lifted:
                 now = time.monotonic()
-                full = self._rate * BURST_SECONDS
-                self._tokens = min(full, self._tokens + (now - self._at) * self._rate) - amount
+                capacity = self._rate * BURST_SECONDS
+                self._tokens = min(capacity, self._tokens + (now - self._at) * self._rate) - amount
                 self._at = now
                 self._changed.wait_for(lambda: self._lifted or self._stopped, max(0.0, -self._tokens / self._rate))
             return not self._stopped
 
     def limit(self, limited: bool) -> None:
-        """Limits, or lifts the limit: whoever waits goes on."""
+        """Enables or lifts the limit; lifting it releases every waiting `take`."""
         with self._changed:
-            lifted = not limited or self._rate <= 0
-            if lifted and not self._lifted:
-                self._tokens = 0.0  # what went out unlimited is no debt of what follows
+            is_lifted = not limited or self._rate <= 0
+            if is_lifted and not self._lifted:
+                self._tokens = 0.0  # bytes sent without a limit must not delay later ones
                 self._changed.notify_all()
-            self._at = time.monotonic() if self._lifted and not lifted else self._at
-            self._lifted = lifted
+            self._at = time.monotonic() if self._lifted and not is_lifted else self._at
+            self._lifted = is_lifted
 
     def stop(self) -> None:
-        """Ends all waits, for good."""
+        """Ends all waits, now and later: every `take` returns False."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -67,21 +66,20 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Limits a worker's copies to other nodes, and its uploads."""
+    """The bandwidth limits of one worker."""
 
     memory: TokenBucket = field(default_factory=TokenBucket)
+    """Limit of copies to memory servers on other nodes."""
     persistent: TokenBucket = field(default_factory=TokenBucket)
+    """Limit of uploads to the persistent tier."""
 
     def limit(self, limited: bool) -> None:
-        """Limits both, or neither.
-
-        Where nothing trains there is nothing to spare.
-        """
+        """Enables or lifts both limits; they are is_lifted while nothing trains, as there is nothing to protect."""
         self.memory.limit(limited)
         self.persistent.limit(limited)
 
 
 def bandwidth_of(job: JobSettings) -> Bandwidth:
-    """Makes the limits that a job asks for."""
+    """Builds the limits that the job's settings ask for."""
     uploads = job.persistent.bytes_per_second if job.persistent is not None else 0.0
     return Bandwidth(TokenBucket(job.memory_bytes_per_second), TokenBucket(uploads))

@@ -1,9 +1,10 @@
-"""Deletes old saves: from memory without a coordinator, from the persistent tier in library mode.
+"""Deletes old saves: from the memory tier without a leader, from the persistent tier in library mode.
 
-The agent of group rank 0 does it. So checkpointing outlives the operator. It deletes by the leader's own rules, with
-the writer's epoch (a newer claim refuses it), only on holder instances it has just read and found sealed for its
-epoch, and it never lowers R by its own view of who is alive: what it may drop without R is `retention.outlived`. The
-agent calls `collect_garbage` from a thread.
+While no operator leads, the agent of group rank 0 deletes, so that checkpointing continues. It applies the leader's own
+rules and is safe while a new leader takes over: it deletes with the writer's generation, which a newer claim fences, and only on
+memory server instances that it has just read and found fenced for its generation. It never lowers R by its own view of
+which servers are alive; the only saves it may delete without R copies are `retention.superseded_checkpoints`. The agent
+calls `collect_garbage` from a thread.
 """
 
 from __future__ import annotations
@@ -58,129 +59,138 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GcScope:
-    """Holds what the agent knows of its epoch.
-
-    `replicas` is R as configured; `pinned` is under promotion, if anything is.
-    """
+    """The facts about a generation by which its agent collects garbage."""
 
     lineage: Lineage
     generation: int
     replicas: int
+    """Configured number of copies (R)."""
     keep: int
+    """Number of newest checkpoints to keep."""
     domains: Mapping[MemoryServerInstance, str]
+    """Failure domain of each memory server."""
     pinned: Checkpoint | None = None
+    """The checkpoint that is being uploaded; None: none is."""
     sound: LossHistory | None = None
-    """What the steps since the checkpoints have shown of them; None: nobody asks for it."""
+    """Losses of the steps since the checkpoints; None: the job does not keep a known-good checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """Reports what one collection found and removed."""
+    """The result of one collection."""
 
     watermark: Checkpoint | None
+    """The newest checkpoint with enough copies in memory; None: no checkpoint has them."""
     dropped: int
+    """Number of rank saves deleted, summed over the memory servers."""
     problems: tuple[str, ...]
+    """Errors of memory servers that did not answer or did not delete."""
     fenced: bool = False
-    """A newer epoch rules the job: the round ended there, and each later one will."""
+    """The job has a newer generation: this collection stopped, and every later one will."""
 
 
-def collect_garbage(clients: Mapping[MemoryServerInstance, MemoryServerClient], charge: GcScope) -> GcResult:
-    """Runs one round over the holders that answer.
+def collect_garbage(clients: Mapping[MemoryServerInstance, MemoryServerClient], scope: GcScope) -> GcResult:
+    """Deletes old saves on the memory servers that answer.
 
-    Never raises; the clients stay open.
+    Errors are returned, not raised; the clients stay open.
     """
     problems: list[str] = []
-    readings = _read(clients, charge.generation, problems)
-    if any(index.fence > charge.generation for index in readings.values()):
+    readings = _read_indexes(clients, scope.generation, problems)
+    if any(index.fence > scope.generation for index in readings.values()):
         return GcResult(None, 0, tuple(problems), fenced=True)
-    reading = TierReading({holder: index.manifests for holder, index in readings.items()}, None)
-    covers = _covers(reading, [clients[holder] for holder in readings])
-    newest_full = watermark(
-        reading, charge.lineage, charge.generation, frozenset(), covers, charge.domains, charge.replicas
+    # Judge what is there by the leader's rules.
+    reading = TierReading({server: index.manifests for server, index in readings.items()}, None)
+    covers = _judge_coverage(reading, [clients[server] for server in readings])
+    new_watermark = watermark(
+        reading, scope.lineage, scope.generation, frozenset(), covers, scope.domains, scope.replicas
     )
-    whole = complete_checkpoints(reading, charge.lineage, charge.generation, frozenset(), covers)
-    superfluous = superseded_checkpoints(reading.servers, whole)
-    if newest_full is None and not superfluous:
+    complete = complete_checkpoints(reading, scope.lineage, scope.generation, frozenset(), covers)
+    superseded = superseded_checkpoints(reading.servers, complete)
+    if new_watermark is None and not superseded:
         return GcResult(None, 0, tuple(problems))
-    good = kept_for_rollback(whole, tuple(chain.from_iterable(reading.servers.values())), charge.sound)
+    rollback_points = kept_for_rollback(complete, tuple(chain.from_iterable(reading.servers.values())), scope.sound)
+    # Delete on each server; one that fails does not keep the others from it.
     dropped = 0
-    for holder in readings:
+    for server in readings:
         try:
-            dropped += _collect_on(clients[holder], readings[holder], charge, newest_full, superfluous, good)
+            dropped += _collect_on(clients[server], readings[server], scope, new_watermark, superseded, rollback_points)
         except Fenced:
-            return GcResult(newest_full, dropped, tuple(problems), fenced=True)
+            return GcResult(new_watermark, dropped, tuple(problems), fenced=True)
         except SurefootError as problem:
             problems.append(str(problem))
     metrics.fallbacks.labels("leaderless_gc").inc()
-    return GcResult(newest_full, dropped, tuple(problems))
+    return GcResult(new_watermark, dropped, tuple(problems))
 
 
-def _read(
-    clients: Mapping[MemoryServerInstance, MemoryServerClient], epoch: int, problems: list[str]
+def _read_indexes(
+    clients: Mapping[MemoryServerInstance, MemoryServerClient], generation: int, problems: list[str]
 ) -> dict[MemoryServerInstance, MemoryServerIndex]:
-    """Indexes of the holders that answer; those not yet sealed for the epoch count in nothing."""
-    found = {}
-    for holder, client in sorted(clients.items()):
+    """Reads the indexes of the memory servers that answer and are fenced for the generation."""
+    indexes = {}
+    for server, client in sorted(clients.items()):
         try:
             index = client.index()
         except SurefootError as problem:
             problems.append(str(problem))
             continue
-        if index.fence >= epoch:
-            found[holder] = index
-    return found
+        if index.fence >= generation:
+            indexes[server] = index
+    return indexes
 
 
 def _collect_on(
     client: MemoryServerClient,
     index: MemoryServerIndex,
-    charge: GcScope,
-    newest_full: Checkpoint | None,
-    superfluous: frozenset[Checkpoint],
-    good: frozenset[Checkpoint],
+    scope: GcScope,
+    new_watermark: Checkpoint | None,
+    superseded: frozenset[Checkpoint],
+    rollback_points: frozenset[Checkpoint],
 ) -> int:
-    entry = entry_of(charge.lineage, charge.generation)
-    standing = RetentionInputs(
-        lineage=charge.lineage,
-        generation=charge.generation,
+    """Sets the watermark on one memory server and deletes its old saves; returns how many."""
+    entry = entry_of(scope.lineage, scope.generation)
+    inputs = RetentionInputs(
+        lineage=scope.lineage,
+        generation=scope.generation,
         claimed=False,
         parent=entry.parent if entry is not None else None,
-        watermark=newest_full,
+        watermark=new_watermark,
         persistent=None,
-        pinned=charge.pinned,
+        pinned=scope.pinned,
         unreadable=frozenset(),
-        superseded=superfluous,
-        known_good=good,
+        superseded=superseded,
+        known_good=rollback_points,
     )
-    if newest_full is not None and index.watermark != newest_full:
-        client.set_watermark(newest_full, charge.generation)
+    if new_watermark is not None and index.watermark != new_watermark:
+        client.set_watermark(new_watermark, scope.generation)
     chunks = {m.save: m.chunks for m in index.manifests}
-    drops = memory_drops(index.manifests, standing, charge.keep)
+    drops = memory_drops(index.manifests, inputs, scope.keep)
     for save in drops:
-        client.drop(save, charge.generation, chunks[save])
+        client.drop(save, scope.generation, chunks[save])
     return len(drops)
 
 
 def kept_for_rollback(
-    whole: list[Checkpoint], manifests: Sequence[RankManifest], sound: LossHistory | None
+    complete: list[Checkpoint], manifests: Sequence[RankManifest], sound: LossHistory | None
 ) -> frozenset[Checkpoint]:
-    """Finds the checkpoints that newer ones do not replace.
+    """Selects the checkpoints that a rollback may need although newer ones exist.
 
-    Nobody told this agent which one was the last good one, and a part of it may lie on a holder that it does not know of:
-    behind the last that it can prove, whatever is not suspect stays, whole or not.
+    This agent does not know which checkpoint the leader recorded as known good, and a part of it may be on a memory
+    server that the agent does not know. Therefore every checkpoint without a loss anomaly that is newer than the last one
+    proven good is kept, complete or not.
     """
-    before = last_good(whole, manifests)
-    kept = frozenset() if before is None else frozenset({before})
+    recorded_good = last_good(complete, manifests)
+    recorded = frozenset() if recorded_good is None else frozenset({recorded_good})
     if sound is None:
-        return kept
-    suspect = anomalous_checkpoints(manifests)
-    last, staying = last_good_and_required(whole, suspect, sound)
-    since = last.step if last is not None else 0
-    parts = {m.save.checkpoint for m in manifests if m.save.step > since} - suspect
-    return kept | staying | parts
+        return recorded
+    anomalous = anomalous_checkpoints(manifests)
+    proven_good, required = last_good_and_required(complete, anomalous, sound)
+    proven_step = proven_good.step if proven_good is not None else 0
+    newer = {m.save.checkpoint for m in manifests if m.save.step > proven_step} - anomalous
+    return recorded | required | newer
 
 
-def _covers(reading: TierReading, clients: list[MemoryServerClient]) -> Covers:
+def _judge_coverage(reading: TierReading, clients: list[MemoryServerClient]) -> Covers:
+    """Decides for each set of layouts in the index whether it covers every tensor; False if one cannot be read."""
     layouts: dict[str, Layout] = {}
     answers: dict[frozenset[str], bool] = {}
     for digests in layouts_to_check(reading):
@@ -188,46 +198,47 @@ def _covers(reading: TierReading, clients: list[MemoryServerClient]) -> Covers:
             layout = _read_layout_from_servers(digest, clients)
             if layout is not None:
                 layouts[digest] = layout
-        known = [layouts[d] for d in digests if d in layouts]
-        answers[digests] = len(known) == len(digests) and uncovered(known) is None
+        read_layouts = [layouts[d] for d in digests if d in layouts]
+        answers[digests] = len(read_layouts) == len(digests) and uncovered(read_layouts) is None
     return answers
 
 
 def _read_layout_from_servers(digest: str, clients: list[MemoryServerClient]) -> Layout | None:
-    """Reads a layout from the first holder with a good copy; without one the checkpoint counts as incomplete, and
-    protects nothing."""
+    """Reads a layout from the first memory server with an intact copy; None: its checkpoints count as incomplete."""
     for client in clients:
         try:
             return read_layout(digest, client.read_layout(digest)).layout
         except (Corrupt, ProtocolError) as damaged:
-            log.warning("a layout record is damaged at %s: %s", client, damaged)
+            log.warning("the copy of layout %s on %s is damaged; trying another: %s", digest, client, damaged)
         except SurefootError as problem:
-            log.info("no layout %s from %s: %s", digest, client, problem)
+            log.info("could not read layout %s from %s; trying another: %s", digest, client, problem)
     return None
 
 
 # ---- survey of a persistent tier -------------------------------------------------------------------------------------
-# Lists a persistent tier and names each record that cannot be read. Read by an agent that lists for the operator, and
-# in library mode by whoever chooses a restore point or removes old checkpoints. Reading everything or nothing made one
-# damaged record hide every checkpoint beside it; reading what can be read without a word made it look as if nothing had
-# been there.
+# Lists a persistent tier and names each record that cannot be read. Used by an agent that lists for the operator, and in
+# library mode to choose a restore point and to remove old checkpoints. If one damaged record failed the listing, it would
+# hide all intact checkpoints; if it were skipped silently, its checkpoint would appear never to have existed.
 
 T = TypeVar("T")
 
-_TRIES = 3
-"""Of one read that the tier refuses: a single request that fails says nothing about what is there."""
+_READ_ATTEMPTS = 3
+"""Attempts per read: a single failed request does not show whether the record exists."""
 _RETRY_BACKOFF = Backoff(0.1)
-_MAX_SILENT = 16
-"""Reads that may stay unanswered before the tier counts as away, and not these records as unreadable."""
+_MAX_UNANSWERED = 16
+"""Unanswered reads up to which single records count as unreadable; with more, the whole tier counts as unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Lists what a tier has; `seen`: every checkpoint with any object."""
+    """The contents of a persistent tier."""
 
     all_checkpoints: tuple[Checkpoint, ...]
+    """Every checkpoint with at least one object, oldest first."""
     manifests: tuple[RankManifest, ...]
+    """All manifests that could be read, ordered by save."""
     unread_records: tuple[UnreadRecord, ...] = ()
+    """Manifests that exist and could not be read, each with the reason."""
 
 
 def survey_tier(
@@ -235,112 +246,115 @@ def survey_tier(
     remembered: Mapping[RankSave, RankManifest] | None = None,
     named: Checkpoint | None = None,
 ) -> Survey:
-    """Reads every manifest, and names those that it cannot.
+    """Reads every manifest of a tier, and names those that cannot be read.
 
-    Raises TierUnavailable where the tier itself is away.
+    Args:
+        tier: The persistent tier.
+        remembered: Manifests of an earlier survey. One whose file still exists with the same length is not read again.
+        named: A checkpoint to look up by name, because a stale listing may omit it; None: list only.
 
-    `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
-    `named`: a checkpoint that is looked for by its name, as a stale listing may lack it.
+    Raises:
+        TierUnavailable: The tier itself does not answer.
     """
-    seen = retry_while_unavailable(tier.list_all_checkpoints)
-    if named is not None and named not in seen and retry_while_unavailable(lambda: tier.committed(named)):
-        seen = tuple(sorted((*seen, named)))
-    looks = read_in_threads(
-        lambda checkpoint: retry_while_unavailable(lambda: tier.split_known(checkpoint, remembered)), seen
+    all_checkpoints = retry_while_unavailable(tier.list_all_checkpoints)
+    if named is not None and named not in all_checkpoints and retry_while_unavailable(lambda: tier.committed(named)):
+        all_checkpoints = tuple(sorted((*all_checkpoints, named)))
+    # Split each checkpoint's saves into manifests that are still valid and saves whose manifest must be read.
+    splits = read_in_threads(
+        lambda checkpoint: retry_while_unavailable(lambda: tier.split_known(checkpoint, remembered)), all_checkpoints
     )
-    read = read_in_threads(lambda save: _manifest(tier, save), [save for _, unread in looks for save in unread])
-    left_out = tuple(one for one in read if isinstance(one, UnreadRecord))
-    _unless_away(left_out)
-    found = [manifest for known, _ in looks for manifest in known]
-    found += [one for one in read if isinstance(one, RankManifest)]
-    return Survey(seen, tuple(sorted(found, key=lambda m: m.save)), left_out)
+    results = read_in_threads(
+        lambda save: _read_manifest(tier, save), [save for _, unread in splits for save in unread]
+    )
+    unread_records = tuple(result for result in results if isinstance(result, UnreadRecord))
+    _raise_if_unavailable(unread_records)
+    manifests = [manifest for valid, _ in splits for manifest in valid]
+    manifests += [result for result in results if isinstance(result, RankManifest)]
+    return Survey(all_checkpoints, tuple(sorted(manifests, key=lambda m: m.save)), unread_records)
 
 
 def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[UnreadRecord, ...]]:
-    """Reads layout records by digest, and tells which are damaged."""
-    wanted = sorted(digests)
-    found = dict(zip(wanted, read_in_threads(lambda digest: _read_layout_from_tier(tier, digest), wanted), strict=True))
-    left_out = tuple(one for one in found.values() if isinstance(one, UnreadRecord))
-    _unless_away(left_out)
-    return {digest: one for digest, one in found.items() if isinstance(one, str)}, left_out
+    """Reads layout records; returns the readable ones by digest, and those that could not be read."""
+    sorted_digests = sorted(digests)
+    results = read_in_threads(lambda digest: _read_layout_from_tier(tier, digest), sorted_digests)
+    unread_records = tuple(result for result in results if isinstance(result, UnreadRecord))
+    _raise_if_unavailable(unread_records)
+    by_digest = dict(zip(sorted_digests, results, strict=True))
+    return {digest: text for digest, text in by_digest.items() if isinstance(text, str)}, unread_records
 
 
 def coverage(
     tier: ObjectStoreTier, manifests: Iterable[RankManifest], known: Covers | None = None
 ) -> tuple[Covers, tuple[UnreadRecord, ...]]:
-    """Decides which sets of layouts cover every tensor.
+    """Decides for each set of layouts that some checkpoint uses whether it covers every tensor.
 
-    Of those that some world saved. Sets that cannot be judged are left out of the answer, and the record that is to
-    blame is named. `known`: earlier answers, which hold for good.
+    Args:
+        tier: The persistent tier.
+        manifests: Manifests of the checkpoints.
+        known: Earlier answers, which stay valid.
+
+    Returns:
+        The answers, without the sets that cannot be judged, and the records whose damage prevents that.
     """
-    wanted = layouts_to_check(TierReading({}, tuple(manifests)))
-    covers = {digests: answer for digests, answer in (known or {}).items() if digests in wanted}
-    texts, left_out = layout_texts(tier, {digest for digests in wanted - covers.keys() for digest in digests})
-    for digests in wanted - covers.keys():
+    layout_sets = layouts_to_check(TierReading({}, tuple(manifests)))
+    covers = {digests: answer for digests, answer in (known or {}).items() if digests in layout_sets}
+    texts, left_out = layout_texts(tier, {digest for digests in layout_sets - covers.keys() for digest in digests})
+    for digests in layout_sets - covers.keys():
         if digests <= texts.keys():
             covers[digests] = uncovered(read_layout(digest, texts[digest]).layout for digest in digests) is None
     return covers, left_out
 
 
 def undecidable_checkpoints(found: Survey, covers: Covers, left_out: Iterable[UnreadRecord]) -> dict[Checkpoint, str]:
-    """Names checkpoints whose completeness cannot be judged.
-
-    Each with the record that cannot be read and why.
-    """
-    layouts = {one.digest: one for one in left_out if one.digest is not None}
-    told: dict[Checkpoint, str] = {
-        one.checkpoint: str(one) for one in found.unread_records if one.checkpoint is not None
+    """Returns the checkpoints whose completeness cannot be judged, each with the unreadable record and the reason."""
+    layouts = {record.digest: record for record in left_out if record.digest is not None}
+    reasons: dict[Checkpoint, str] = {
+        record.checkpoint: str(record) for record in found.unread_records if record.checkpoint is not None
     }
     for checkpoint, ranks in TierReading({}, found.manifests).manifests().items():
         digests = frozenset(m.layout for copies in ranks.values() for m in copies)
         lost = sorted(digests & layouts.keys())
         if lost and digests not in covers:
-            told.setdefault(checkpoint, str(layouts[lost[0]]))
-    return told
+            reasons.setdefault(checkpoint, str(layouts[lost[0]]))
+    return reasons
 
 
 def explain_unrestorable(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
-    """Tells why checkpoints that are there cannot be restored.
-
-    Those that can are not in it.
-    """
+    """Returns the checkpoints of a survey that cannot be restored, each with the reason."""
     by_checkpoint = TierReading({}, found.manifests).manifests()
-    told = {}
+    reasons = {}
     for checkpoint in found.all_checkpoints:
         ranks = by_checkpoint.get(checkpoint, {})
         if checkpoint in troubles:
-            told[checkpoint] = troubles[checkpoint]
+            reasons[checkpoint] = troubles[checkpoint]
         elif not ranks:
-            told[checkpoint] = "no rank's manifest is there: its save was interrupted, or the files were removed"
-        elif len(ranks) < (world := next(iter(ranks.values()))[0].world_size):
-            missing = next(rank for rank in range(world) if rank not in ranks)
-            told[checkpoint] = (
-                f"{len(ranks)} of {world} ranks' manifests are there, rank {missing}'s is not: its save was interrupted,"
-                " or the file was removed"
+            reasons[checkpoint] = "it has no rank's manifest: its save was interrupted, or the files were removed"
+        elif len(ranks) < (world_size := next(iter(ranks.values()))[0].world_size):
+            missing_rank = next(rank for rank in range(world_size) if rank not in ranks)
+            reasons[checkpoint] = (
+                f"it has {len(ranks)} of {world_size} ranks' manifests, without rank {missing_rank}'s: its save was"
+                " interrupted, or the file was removed"
             )
         elif not covers.get(frozenset(m.layout for copies in ranks.values() for m in copies), False):
-            told[checkpoint] = "its ranks' layouts do not make up every tensor once"
-    return told
+            reasons[checkpoint] = "its ranks' layouts do not cover every tensor exactly once"
+    return reasons
 
 
 def retry_while_unavailable(read: Callable[[], T]) -> T:
-    """Asks a tier again, a few times, where it is silent.
-
-    Raises its last word.
-    """
-    for attempt in range(_TRIES):
+    """Reads from a tier, with a few attempts while it does not answer; then raises the last TierUnavailable."""
+    for attempt in range(_READ_ATTEMPTS):
         try:
             return read()
         except TierUnavailable:
-            if attempt == _TRIES - 1:
+            if attempt == _READ_ATTEMPTS - 1:
                 raise
             metrics.fallbacks.labels("tier_retried").inc()
             time.sleep(_RETRY_BACKOFF.seconds(attempt + 1, random.random()))
-    raise AssertionError("unreachable: the last try returned or raised")
+    raise AssertionError("unreachable: the last attempt returned or raised")
 
 
-def _manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | UnreadRecord | None:
-    """Reads a manifest; None if it was removed since it was listed."""
+def _read_manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | UnreadRecord | None:
+    """Reads a manifest; None if it was deleted after it was listed."""
     try:
         return retry_while_unavailable(lambda: tier.read_manifest(save))
     except ChunkMissing:
@@ -354,28 +368,28 @@ def _read_layout_from_tier(tier: ObjectStoreTier, digest: str) -> str | UnreadRe
         text = retry_while_unavailable(lambda: tier.read_layout(digest))
         read_layout(digest, text)
     except (TierError, Corrupt, ProtocolError) as problem:
-        silent = isinstance(problem, TierError) and not isinstance(problem, ChunkMissing)
-        return UnreadRecord(str(problem), silent, digest=digest)
+        is_unanswered = isinstance(problem, TierError) and not isinstance(problem, ChunkMissing)
+        return UnreadRecord(str(problem), is_unanswered, digest=digest)
     return text
 
 
-def _unless_away(left_out: Collection[UnreadRecord]) -> None:
-    silent = [one for one in left_out if one.silent]
-    if len(silent) > _MAX_SILENT:
-        raise TierUnavailable(f"{len(silent)} reads were not answered, the last: {silent[-1].reason}")
+def _raise_if_unavailable(left_out: Collection[UnreadRecord]) -> None:
+    unanswered = [record for record in left_out if record.silent]
+    if len(unanswered) > _MAX_UNANSWERED:
+        raise TierUnavailable(f"the tier left {len(unanswered)} reads unanswered, the last: {unanswered[-1].reason}")
 
 
 # ---- retention thread ------------------------------------------------------------------------------------------------
-# Drops old checkpoints, and what failed saves left, in library mode. Rank 0 drops all but the newest n after each save;
-# every rank makes room where the tier is full.
+# Deletes old checkpoints and the remains of failed saves in library mode. After each save, rank 0 deletes all but the
+# newest n; every rank frees space when the tier is full.
 
 BEAT_SECONDS = 10.0
-"""Between two signs of life of a program that writes to the tier."""
+"""Interval between two heartbeats that a program writes to the tier."""
 _MAX_DISCARDS = 8
 
 
 class OvertakingWatch(Protocol):
-    """Shows others that this program writes, and finds out whether one overtook it."""
+    """Writes this program's heartbeats to the tier, and detects that another program has claimed a newer generation."""
 
     def beat(self, tier: ObjectStoreTier) -> None: ...
     def check(self, tier: ObjectStoreTier) -> bool: ...
@@ -383,10 +397,7 @@ class OvertakingWatch(Protocol):
 
 
 class RetentionThread:
-    """Removes superfluous checkpoints in one background thread.
-
-    It looks after each save; several saves at once are one look. `watch`: of rank 0, which alone looks after saves.
-    """
+    """Deletes superfluous checkpoints in one background thread, once after each save or several saves."""
 
     def __init__(
         self,
@@ -404,93 +415,94 @@ class RetentionThread:
         self._watch, self._leads = watch, leads
         self._spared: frozenset[Checkpoint] = frozenset()
         self._overtaken_at: frozenset[Checkpoint] | None = None
-        """What was there when another program was first seen to have overtaken this one: it may stand on it."""
+        """Checkpoints that existed when another program was first seen to have overtaken this one. That program may
+        have started from one of them, so none is deleted here."""
         self.outdone = False
-        """At the end: another program has overtaken this one, and saved; later starts go on from what that one saved."""
+        """After `close`: another program has overtaken this one and saved; later runs continue from its checkpoints."""
         self._covers: Covers = {}
         self._reported: set[Checkpoint] = set()
         self._full = False
         self._discards: deque[RankSave] = deque(maxlen=_MAX_DISCARDS)
         self._wakeups: queue.Queue[bool] = queue.Queue(maxsize=2)
-        self._thread = threading.Thread(target=self._run, name="surefoot-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="surefoot-retention", daemon=True)
         self._thread.start()
 
     def set_lineage(self, lineage: Lineage, spared: frozenset[Checkpoint]) -> None:
-        """Sets the lineage that the epoch stands on, as finally decided.
+        """Sets the lineage of the generation, as finally decided.
 
-        `spared` could not be judged then, and is never removed here.
+        `spared` are checkpoints that could not be judged at that time; they are never deleted here.
         """
         self._lineage, self._spared = lineage, spared
 
     def wake(self, checkpoint: Checkpoint) -> None:
-        """Looks again, since a rank save has come.
-
-        Older ones may have become superfluous.
-        """
+        """Starts a collection, because a rank save was written and older checkpoints may have become superfluous."""
         if self._leads:
-            self._put(True)
+            self._queue_wakeup(True)
 
     def make_room(self) -> None:
-        """Drops the oldest complete checkpoint though it might stay: the tier is full, and a newer one waits."""
+        """Deletes the oldest complete checkpoint even if the rules keep it: the tier is full, and a newer save waits."""
         self._full = True
-        self._put(True)
+        self._queue_wakeup(True)
 
     def discard(self, save: RankSave) -> None:
-        """Removes what lies of a save that was given up and never committed."""
+        """Deletes the remains of a save that was abandoned and never committed."""
         self._discards.append(save)
-        self._put(True)
+        self._queue_wakeup(True)
 
     def close(self, wait_seconds: float = 5.0) -> None:
-        """Finishes the look it is at, and ends."""
+        """Finishes the current collection and ends the thread."""
         try:
             self._wakeups.put(False, timeout=wait_seconds)
         except queue.Full:
-            log.warning("the persistent tier hangs while old checkpoints are removed; the thread ends with the process")
+            log.warning(
+                "the persistent tier hangs while old checkpoints are being deleted; not waiting for it, as the thread"
+                " ends with the process"
+            )
         self._thread.join(wait_seconds)
 
-    def _put(self, look: bool) -> None:
+    def _queue_wakeup(self, should_continue: bool) -> None:
         try:
-            self._wakeups.put_nowait(look)
+            self._wakeups.put_nowait(should_continue)
         except queue.Full:
-            pass  # a look that comes after this save is already queued
+            pass  # a collection that starts after this save is already queued
 
     def _run(self) -> None:
-        goes_on = True
-        while goes_on:
+        should_continue = True
+        while should_continue:
             try:
-                goes_on = self._wakeups.get(timeout=BEAT_SECONDS if self._watch is not None else None)
-                self._guarded(self._tidy if goes_on else self._end)
+                should_continue = self._wakeups.get(timeout=BEAT_SECONDS if self._watch is not None else None)
+                self._run_with_tier(self._collect if should_continue else self._end)
             except queue.Empty:
-                self._guarded(self._beat)
+                self._run_with_tier(self._beat)
 
-    def _guarded(self, work: Callable[[ObjectStoreTier], None]) -> None:
+    def _run_with_tier(self, work: Callable[[ObjectStoreTier], None]) -> None:
         try:
             with closing(self._open()) as tier:
                 work(tier)
         except SurefootError as problem:
             metrics.fallbacks.labels("retention_failed").inc()
-            log.warning("old checkpoints could not be removed: %s", problem)
+            log.warning("could not delete old checkpoints; trying again after the next save: %s", problem)
         except Exception:
             metrics.fallbacks.labels("retention_failed").inc()
-            log.exception("removing old checkpoints failed in an unexpected way")
+            log.exception("unexpected error while deleting old checkpoints; trying again after the next save")
 
-    def _tidy(self, tier: ObjectStoreTier) -> None:
+    def _collect(self, tier: ObjectStoreTier) -> None:
         while self._discards:
             tier.drop_unfinished(self._discards.popleft())
         if self._leads or self._full:
-            self._keep_in(tier)
+            self._delete_old_checkpoints(tier)
         self._beat(tier)
 
     def _beat(self, tier: ObjectStoreTier) -> None:
         if self._watch is not None:
             try:
                 self._watch.beat(tier)
-            except TierError as silent:
+            except TierError as problem:
                 metrics.fallbacks.labels("sign_of_life_unwritten").inc()
                 log.info(
-                    "%s did not take this program's sign of life, so others may not notice it: %s",
+                    "could not write this program's heartbeat to %s, so other programs may not notice it: %s",
                     tier.location,
-                    silent,
+                    problem,
                 )
 
     def _end(self, tier: ObjectStoreTier) -> None:
@@ -501,45 +513,47 @@ class RetentionThread:
             self._watch.end(tier)
 
     def collect_now(self) -> list[Checkpoint]:
-        """Drops what the rules let go; what was dropped."""
+        """Deletes what the retention rules do not keep, and returns the deleted checkpoints."""
         with closing(self._open()) as tier:
-            return self._keep_in(tier)
+            return self._delete_old_checkpoints(tier)
 
-    def _keep_in(self, tier: ObjectStoreTier) -> list[Checkpoint]:
+    def _delete_old_checkpoints(self, tier: ObjectStoreTier) -> list[Checkpoint]:
         full, self._full = self._full, False
-        found = survey_tier(tier)
+        survey = survey_tier(tier)
         if self._watch is not None and self._watch.check(tier) and self._overtaken_at is None:
-            # the other one chose before it claimed, and may have seen what came since `found` was read
-            self._overtaken_at = frozenset((*found.all_checkpoints, *tier.list_all_checkpoints()))
+            # The other program chose its parent before it claimed, possibly one written after the survey: list again.
+            self._overtaken_at = frozenset((*survey.all_checkpoints, *tier.list_all_checkpoints()))
         if self._watch is None and tier.generations.is_overtaken(self._generation):
-            return []  # a rank that only makes room does not know what the other program stands on
-        drops = self._drops(tier, found, full)
+            return []  # a rank that only frees space does not know from which checkpoint the other program started
+        drops = self._select_drops(tier, survey, full)
         if self._overtaken_at is not None:
             drops = [c for c in drops if c.generation == self._generation and c not in self._overtaken_at]
         for checkpoint in drops:
             tier.drop_checkpoint(checkpoint)
         return drops
 
-    def _drops(self, tier: ObjectStoreTier, found: Survey, full: bool) -> list[Checkpoint]:
-        """Chooses what to drop. What cannot be read stays: it may be good, and only a person can say that it is not."""
-        self._covers, left_out = coverage(tier, found.manifests, self._covers)
-        troubles = undecidable_checkpoints(found, self._covers, left_out)
+    def _select_drops(self, tier: ObjectStoreTier, survey: Survey, full: bool) -> list[Checkpoint]:
+        """Selects the checkpoints to delete; unreadable ones stay, as they may be good and only a user can decide."""
+        # A checkpoint that cannot be judged is kept, and reported once.
+        self._covers, left_out = coverage(tier, survey.manifests, self._covers)
+        troubles = undecidable_checkpoints(survey, self._covers, left_out)
         for checkpoint in sorted(troubles.keys() - self._reported):
-            log.warning("%s is not removed, as it cannot be judged: %s", checkpoint, troubles[checkpoint])
+            log.warning("%s is not deleted, because it cannot be judged: %s", checkpoint, troubles[checkpoint])
         self._reported |= troubles.keys()
-        whole = complete_persistent(found.manifests, self._lineage, self._generation, frozenset(), self._covers)
+        complete = complete_persistent(survey.manifests, self._lineage, self._generation, frozenset(), self._covers)
         entry = entry_of(self._lineage, self._generation)
-        standing = RetentionInputs(
+        inputs = RetentionInputs(
             lineage=self._lineage,
             generation=self._generation,
             claimed=False,
             parent=entry.parent if entry is not None else None,
             watermark=None,
-            persistent=newest_checkpoint(whole),
+            persistent=newest_checkpoint(complete),
             pinned=None,
             unreadable=frozenset(),
-            known_good=frozenset(c for c in (last_good(whole, found.manifests),) if c is not None),
+            known_good=frozenset(c for c in (last_good(complete, survey.manifests),) if c is not None),
         )
-        keep = max(1, min(self._keep, len(whole)) - 1) if full else self._keep
-        unsure = self._spared | frozenset(troubles)
-        return persistent_drops(whole, found.all_checkpoints, standing, keep, unjudged=unsure)
+        # A full tier gives up one more checkpoint than the rules ask for, but never the last complete one.
+        keep = max(1, min(self._keep, len(complete)) - 1) if full else self._keep
+        undecidable = self._spared | frozenset(troubles)
+        return persistent_drops(complete, survey.all_checkpoints, inputs, keep, unjudged=undecidable)

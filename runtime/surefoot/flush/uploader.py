@@ -1,10 +1,9 @@
-"""Copies one rank save between tiers and verifies every byte.
+"""Copies one rank save between tiers and verifies every byte; uploads and repairs are built on it.
 
-Promotion and repair are made of this. Each piece is taken from the first source whose copy of it is good, so one
-damaged chunk costs one other read, not the save. A copy goes on where an earlier one ended, also one whose process
-died: what the target has already, by length and by its own checksum, is not sent again. The index entry comes last;
-repeating a copy that is already there is success, and writes nothing. Where a target commits once, another save of the
-same name is refused before a byte is written.
+Each piece is read from the first source whose copy of it is intact, so a damaged chunk costs one more read, not the
+save. A copy resumes where an earlier one ended, even if that process died: parts that the target already has, by length
+and by its own checksum, are not sent again. The index entry is written last. Repeating a finished copy succeeds and
+writes nothing. A target that commits only once rejects another save of the same name before a byte is written.
 """
 
 from __future__ import annotations
@@ -50,69 +49,65 @@ T = TypeVar("T")
 
 
 class PartSender:
-    """Sends parts to a tier, as many at once as it takes.
-
-    Never more are in memory than that.
-    """
+    """Sends the parts of a save to a tier, as many at once as the tier accepts; no more than those are in memory."""
 
     def __init__(self, target: Tier, save: RankSave) -> None:
         self._target, self._save = target, save
-        self._many = target if isinstance(target, SupportsParts) else None
-        self.together = self._many.together if self._many is not None else 1
-        self._present_parts = self._many.list_parts(save) if self._many is not None else {}
-        self._room = self._many.at_once if self._many is not None else 1
-        self._pool = ThreadPoolExecutor(self._room, thread_name_prefix="surefoot-put") if self._room > 1 else None
-        self._under_way: deque[Future[int]] = deque()
+        self._parts_tier = target if isinstance(target, SupportsParts) else None
+        self.together = self._parts_tier.together if self._parts_tier is not None else 1
+        self._present_parts = self._parts_tier.list_parts(save) if self._parts_tier is not None else {}
+        self._max_parts = self._parts_tier.at_once if self._parts_tier is not None else 1
+        self._pool = (
+            ThreadPoolExecutor(self._max_parts, thread_name_prefix="surefoot-put") if self._max_parts > 1 else None
+        )
+        self._running_puts: deque[Future[int]] = deque()
         self._sent = 0
 
     def parts_of(self, chunks: int) -> dict[int, range]:
-        """Part → its chunks."""
+        """Maps each part to the range of its chunks."""
         starts = range(0, chunks, self.together)
         return {part: range(start, min(chunks, start + self.together)) for part, start in enumerate(starts)}
 
     def make_room(self) -> None:
-        """Waits until another part may be in memory.
-
-        Raises what an earlier one raised.
-        """
-        while len(self._under_way) >= self._room:
-            self._sent += self._under_way.popleft().result()
+        """Waits until another part may be read into memory; raises the error of an earlier part."""
+        while len(self._running_puts) >= self._max_parts:
+            self._sent += self._running_puts.popleft().result()
 
     def put(self, part: int, chunks: Sequence[memoryview]) -> None:
-        """Begins one."""
+        """Starts sending one part, or sends it if the tier takes one at a time."""
         if self._pool is None:
-            self._sent += self._put(part, chunks)
+            self._sent += self._put_part(part, chunks)
         else:
-            self._under_way.append(self._pool.submit(self._put, part, chunks))
+            self._running_puts.append(self._pool.submit(self._put_part, part, chunks))
 
     def copy_unchanged(self, base: RankSave, parts: Iterable[int]) -> frozenset[int]:
-        """Has the tier copy parts of another save; returns those copied."""
-        target, wanted = self._target, [part for part in parts if part not in self._present_parts]
+        """Has the tier copy parts of another save that it has; returns the parts that were copied."""
+        target, missing_parts = self._target, [part for part in parts if part not in self._present_parts]
         if not isinstance(target, SupportsPartCopy) or self._pool is None:
             return frozenset()
-        made = self._pool.map(lambda part: target.copy_part(base, self._save, part), wanted)
+        copies = self._pool.map(lambda part: target.copy_part(base, self._save, part), missing_parts)
         try:
-            return frozenset(part for part, is_made in zip(wanted, made, strict=True) if is_made)
+            return frozenset(part for part, is_copied in zip(missing_parts, copies, strict=True) if is_copied)
         except CopyUnsupported as refusal:
-            log.warning("what is unchanged is sent to %s too: %s", target.name, refusal)
+            log.warning("%s cannot copy unchanged parts, so they are sent as well: %s", target.name, refusal)
             metrics.fallbacks.labels("copy_denied").inc()
             return frozenset()
 
     def sent(self) -> int:
-        """Waits for all; the bytes that had to be sent."""
-        while self._under_way:
-            self._sent += self._under_way.popleft().result()
+        """Waits for all parts and returns the number of bytes that had to be sent."""
+        while self._running_puts:
+            self._sent += self._running_puts.popleft().result()
         return self._sent
 
-    def _put(self, part: int, chunks: Sequence[memoryview]) -> int:
+    def _put_part(self, part: int, chunks: Sequence[memoryview]) -> int:
         size = sum(len(chunk) for chunk in chunks)
-        if self._many is None:
+        if self._parts_tier is None:
             for index, chunk in enumerate(chunks, part):
                 self._target.put_chunk(self._save, index, chunk)
             return size
-        if self._present_parts.get(part) == size and self._many.has_part(self._save, part, chunks):
+        if self._present_parts.get(part) == size and self._parts_tier.has_part(self._save, part, chunks):
             return 0
-        self._many.put_part(self._save, part, chunks)
+        self._parts_tier.put_part(self._save, part, chunks)
         return size
 
     def __enter__(self) -> PartSender:
@@ -121,23 +116,25 @@ class PartSender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for writes under way; after an error it cancels queued ones."""
+        """Waits for running writes; after an error it cancels the queued ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 
 
 class CopyCancelled(SurefootError):
-    """The copy was called off."""
+    """The copy was cancelled, because its worker ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Tells what a finished copy sent, and what it wrote."""
+    """The result of a finished copy."""
 
     sent_bytes: int
+    """Bytes sent to the target."""
     unchanged_bytes: int
+    """Bytes that the target copied from an earlier save."""
     written: WrittenSave | None
-    """None: all of it was there."""
+    """The save that the target has now; None: the target had it already."""
 
 
 def copy_save(
@@ -152,72 +149,80 @@ def copy_save(
 
     Args:
         save: The rank save.
-        sources: Tiers that may have it; each part comes from the first good copy.
-        target: Where it goes.
-        writer_epoch: The epoch that writes.
-        pace: Of the bytes that are sent.
-        before: A save that the target has; parts that are equal there are copied within it.
+        sources: Tiers that may have it; each piece is read from the first intact copy.
+        target: The tier to copy to.
+        writer_epoch: The generation that writes.
+        pace: Bandwidth limit of the bytes that are sent.
+        before: A save that the target has; parts that are equal there are copied within the target.
 
     Raises:
-        Unreadable: Some part is bad or absent everywhere.
-        TierUnavailable: The same, but a silent source might have it. Beside these whatever the target raises.
+        Unreadable: A piece is damaged or missing in every source.
+        TierUnavailable: The same, but a source that did not answer might have it.
         SaveExists: The target has another save of that name; nothing was written.
+        SurefootError: Any other error of the target.
     """
-    manifest, having, silent = _manifest_of(save, sources)
+    manifest, sources_with_save, unavailable = _manifest_of(save, sources)
     if isinstance(target, CommitsOnce) and target.has(manifest):
         return CopyResult(0, 0, None)
     try:
-        return _copied(manifest, having, target, (writer_epoch, pace), base_of(before, save, manifest.layout))
-    except Unreadable as found:
-        if silent is None:
+        base = base_of(before, save, manifest.layout)
+        return _copy_pieces(manifest, sources_with_save, target, (writer_epoch, pace), base)
+    except Unreadable as problem:
+        if unavailable is None:
             raise
-        raise silent from found  # it may have a good one
+        raise unavailable from problem  # the source that did not answer may have an intact copy
 
 
-def _copied(
+def _copy_pieces(
     manifest: RankManifest,
-    having: Sequence[Tier],
+    sources: Sequence[Tier],
     target: Tier,
     how: tuple[int, TokenBucket],
     base: WrittenSave | None,
 ) -> CopyResult:
-    save, (writer_epoch, pace) = manifest.save, how
-    stream = _first_good("layout", save, having, lambda tier: stream_from(tier, manifest))
-    table = _first_good("digest table", save, having, lambda tier: table_from(tier, manifest))
-    values = _first_good("values", save, having, lambda tier: values_from(tier, manifest))
+    """Copies a save's layout, chunks, digests and values, then commits it; `how` is (writer generation, pace)."""
+    save, (writer_generation, pace) = manifest.save, how
+    stream = _read_first_intact("layout", save, sources, lambda tier: stream_from(tier, manifest))
+    table = _read_first_intact("digest table", save, sources, lambda tier: table_from(tier, manifest))
+    values = _read_first_intact("values", save, sources, lambda tier: values_from(tier, manifest))
     target.put_layout(manifest.layout, stream.text)
-    lengths = stream.layout.chunk_lengths()
-    unchanged = 0
-    with PartSender(target, save) as puts:
-        parts = puts.parts_of(len(lengths))
-        same = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
-        copied = puts.copy_unchanged(base.save, sorted(same)) if base is not None and same else frozenset()
+    chunk_lengths = stream.layout.chunk_lengths()
+    unchanged_bytes = 0
+    with PartSender(target, save) as sender:
+        parts = sender.parts_of(len(chunk_lengths))
+        # Parts that are equal in the previous save are copied within the target; the others are sent.
+        equal_parts = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
+        copied_parts = (
+            sender.copy_unchanged(base.save, sorted(equal_parts)) if base is not None and equal_parts else frozenset()
+        )
         for part, chunks in parts.items():
-            size = sum(lengths[index] for index in chunks)
-            if part in copied:
-                unchanged += size
+            size = sum(chunk_lengths[index] for index in chunks)
+            if part in copied_parts:
+                unchanged_bytes += size
                 continue
             if not pace.take(size):
-                raise CopyCancelled(f"copying {save} to {target.name} was called off")
-            puts.make_room()
-            puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in chunks])
-        sent = puts.sent()
+                raise CopyCancelled(f"copying {save} to {target.name} was cancelled, because the worker ends")
+            sender.make_room()
+            sender.put(part, [_read_chunk(save, sources, (manifest, stream, table), index) for index in chunks])
+        sent_bytes = sender.sent()
+    # Readers trust a committed save, so the commit follows once every part is stored.
     target.put_digests(save, table)
     target.put_values(save, values)
-    target.commit(manifest, writer_epoch, lengths)
+    target.commit(manifest, writer_generation, chunk_lengths)
     written = successor(base, save, manifest.layout, table)
-    return CopyResult(sent + len(table) + len(values), unchanged, written)
+    return CopyResult(sent_bytes + len(table) + len(values), unchanged_bytes, written)
 
 
 def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
-    """Copies a rank save between holders, and closes both tiers.
+    """Copies a rank save between memory servers, verifies and commits it, and closes both tiers.
 
-    Verified, and committed with the writer epoch `epoch`. None, or why it failed.
+    Returns:
+        None, or the reason for its failure.
     """
     try:
         size = copy_save(save, [source], target, epoch, pace).sent_bytes
     except SurefootError as error:
-        log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
+        log.warning("could not repair %s by a copy from %s to %s: %s", save, source.name, target.name, error)
         return str(error)
     finally:
         source.close()
@@ -226,31 +231,34 @@ def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBu
     return None
 
 
-def _chunk(save: RankSave, sources: Sequence[Tier], what: tuple[RankManifest, Stream, bytes], index: int) -> memoryview:
-    manifest, stream, table = what
+def _read_chunk(
+    save: RankSave, sources: Sequence[Tier], records: tuple[RankManifest, Stream, bytes], index: int
+) -> memoryview:
+    manifest, stream, table = records
     read = partial(chunk_from, manifest=manifest, stream=stream, table=table, index=index)
-    return _first_good(f"chunk {index}", save, sources, read)
+    return _read_first_intact(f"chunk {index}", save, sources, read)
 
 
 def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier], TierUnavailable | None]:
-    """The manifest, the sources that have an index entry with the same bytes, and why one gave no index."""
-    found: list[tuple[RankManifest, Tier]] = []
-    silent: list[TierUnavailable] = []
+    """Returns the manifest, the sources that list a save with these bytes, and the error of one without an answer."""
+    entries: list[tuple[RankManifest, Tier]] = []
+    errors: list[TierUnavailable] = []
     for tier in sources:
         try:
-            found += [(manifest, tier) for manifest in tier.manifests() if manifest.save == save]
+            entries += [(manifest, tier) for manifest in tier.manifests() if manifest.save == save]
         except TierUnavailable as error:
-            silent.append(error)
-    if found:
-        manifest = found[0][0]
-        having = [tier for other, tier in found if other.same_bytes_as(manifest)]
-        return manifest, having, next(iter(silent), None)
-    if silent:
-        raise silent[0]
+            errors.append(error)
+    if entries:
+        manifest = entries[0][0]
+        sources_with_save = [tier for other, tier in entries if other.same_bytes_as(manifest)]
+        return manifest, sources_with_save, next(iter(errors), None)
+    if errors:
+        raise errors[0]
     raise Unreadable(f"{save} is in the index of none of {', '.join(t.name for t in sources)}", absent=True)
 
 
-def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callable[[Tier], T]) -> T:
+def _read_first_intact(piece: str, save: RankSave, sources: Sequence[Tier], read: Callable[[Tier], T]) -> T:
+    """Reads one piece of a save from the first source whose copy is intact."""
     problems: list[SurefootError] = []
     for tier in sources:
         try:
@@ -260,52 +268,54 @@ def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callab
                 "unreachable" if isinstance(problem, TierUnavailable) else metrics.reason_of(problem)
             ).inc()
             problems.append(problem)
-    silent = next((p for p in problems if isinstance(p, TierUnavailable)), None)
-    if silent is not None:
-        raise silent
+    unavailable = next((p for p in problems if isinstance(p, TierUnavailable)), None)
+    if unavailable is not None:
+        raise unavailable  # this source may have an intact copy, so the save is not called unreadable
     absent = all(isinstance(p, ChunkMissing) for p in problems)
     absent = absent and not any(is_listed(tier, save) for tier in sources)
-    raise Unreadable(f"{what} of {save}: no copy is good ({'; '.join(map(str, problems))})", absent=absent)
+    raise Unreadable(
+        f"{piece} of {save}: no source has an intact copy ({'; '.join(map(str, problems))})", absent=absent
+    )
 
 
-# ---- promoter --------------------------------------------------------------------------------------------------------
-# Uploads a pinned checkpoint's rank saves from holders to the persistent tier. In the background. The agent has one
-# Promoter. Its source is the memory tier, not the arena, so a promotion survives restarts of trainers and agents:
-# whoever is told again copies again, and equal bytes that are already there are success.
+# ---- uploader --------------------------------------------------------------------------------------------------------
+# Uploads a pinned checkpoint's rank saves from memory servers to the persistent tier, in the background. The agent has
+# one Uploader. It reads the memory tier, not the arena, so an upload survives restarts of trainers and agents: an agent
+# that receives the request again copies again, and equal bytes that already exist are a success.
 
 
 @dataclass(frozen=True, slots=True)
 class UploadOutcome:
-    """Tells how one promotion of a rank save ended.
-
-    `error` is None if all of it is in the persistent tier.
-    """
+    """The result of uploading one rank save."""
 
     save: RankSave
     error: str | None
+    """Why the upload failed; None: the whole save is in the persistent tier."""
     bytes: int
+    """Bytes sent, excluding those that the persistent tier copied itself."""
     seconds: float
     unreadable: bool = False
-    """Every copy answered and is damaged; trying again finds the same."""
+    """Every source answered and every copy is damaged, so that a retry would fail as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadOptions:
+    """Settings of an `Uploader`."""
+
     pace: TokenBucket | None = None
-    """The promoter's own, stopped when it is closed; None: without a limit."""
+    """Bandwidth limit, which `close` stops; None: no limit."""
     attempts: int = 4
+    """Attempts per request, before the outcome is reported as failed."""
     retry_seconds: float = 0.5
-    """Wait before the second try; doubles each time, less up to half."""
+    """Backoff before the second attempt. It doubles each time, and jitter shortens it by up to half."""
     queued: int = 256
-    """Rank saves that may wait; more are answered with an error, and the leader names them again."""
+    """Rank saves that may be queued; more are answered with an error, and the leader requests them again."""
     stage_hook: StageHook | None = None
+    """Called with "uploaded" when a save is uploaded; tests kill the process in it."""
 
 
 class Uploader:
-    """Copies rank saves to the persistent tier in one thread.
-
-    `promote` returns at once, `on_done` is called from the thread.
-    """
+    """Copies rank saves to the persistent tier in one thread, from which it calls `on_done` with each outcome."""
 
     def __init__(
         self,
@@ -319,115 +329,121 @@ class Uploader:
         self._on_done = on_done
         self._options = options or UploadOptions()
         self._pace = self._options.pace or TokenBucket()
-        self._orders: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
-        self._waiting: set[RankSave] = set()
+        self._queue: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
+        self._pending_saves: set[RankSave] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._written: dict[int, WrittenSave] = {}
-        """Of each rank the last save that was uploaded here; one that fails has none: the next try sends all of it."""
-        self._thread = threading.Thread(target=self._run, name="surefoot-promoter", daemon=True)
+        """Last uploaded save by rank. A failed upload removes the entry, so the next attempt sends everything."""
+        self._thread = threading.Thread(target=self._run, name="surefoot-uploader", daemon=True)
         self._thread.start()
 
     def queue_upload(self, epoch: int, saves: Iterable[RankSave]) -> None:
-        """Queues saves; one that already waits or runs is not queued twice."""
+        """Queues saves for upload and returns at once; a save that is queued or running is not queued twice."""
         for save in saves:
             with self._lock:
-                if save in self._waiting:
+                if save in self._pending_saves:
                     continue
-                self._waiting.add(save)
+                self._pending_saves.add(save)
             try:
-                self._orders.put_nowait((save, epoch))
+                self._queue.put_nowait((save, epoch))
             except queue.Full:
-                self._finished(UploadOutcome(save, "too many promotions wait on this worker", 0, 0.0))
+                self._report_outcome(
+                    UploadOutcome(
+                        save, "this worker's upload queue is full; the upload is requested again later", 0, 0.0
+                    )
+                )
 
     def close(self, wait_seconds: float = 5.0) -> bool:
-        """Calls off what is under way (it can be done again elsewhere) and joins the thread."""
+        """Cancels uploads (another worker can repeat them) and joins the thread; returns whether it ended."""
         self._closing.set()
         self._pace.stop()
         try:
-            self._orders.put_nowait(None)
+            self._queue.put_nowait(None)
         except queue.Full:
-            pass  # the thread looks at the event between orders
+            pass  # the thread checks `_closing` between two uploads
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            order = self._orders.get()
-            if order is None:
+            queued_save = self._queue.get()
+            if queued_save is None:
                 return
             try:
-                promoted = self._uploaded(*order)
-            except Exception as unexpected:  # a promoter that dies silently would never answer the leader again
-                log.exception("promoting %s failed in an unexpected way", order[0])
-                promoted = UploadOutcome(order[0], repr(unexpected), 0, 0.0)
-            self._finished(promoted)
+                outcome = self._upload_with_retries(*queued_save)
+            except Exception as unexpected:  # a dead thread would never answer the leader again
+                log.exception("unexpected error while uploading %s", queued_save[0])
+                outcome = UploadOutcome(queued_save[0], repr(unexpected), 0, 0.0)
+            self._report_outcome(outcome)
 
-    def _uploaded(self, save: RankSave, epoch: int) -> UploadOutcome:
-        began = time.monotonic()
+    def _upload_with_retries(self, save: RankSave, generation: int) -> UploadOutcome:
+        start = time.monotonic()
         error: str | None = None
         unreadable = False
         for attempt in range(self._options.attempts):
             try:
-                copied = self._copied(save, epoch)
-            except CopyCancelled as called_off:
-                return UploadOutcome(save, str(called_off), 0, time.monotonic() - began)
+                result = self._copy_to_target(save, generation)
+            except CopyCancelled as cancelled:
+                return UploadOutcome(save, str(cancelled), 0, time.monotonic() - start)
             except SurefootError as problem:
                 error, unreadable = str(problem), isinstance(problem, Unreadable) and not problem.absent
                 metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
-                log.warning("promoting %s failed: %s", save, problem)
+                log.warning("could not upload %s to the persistent tier: %s", save, problem)
                 if not isinstance(problem, TierError) or isinstance(problem, SaveExists):
-                    # the source is bad, or the name is taken: trying again finds the same, and who asks again shall not ask at once
+                    # The source is damaged or the name is taken, so a retry would fail too. The wait keeps the leader
+                    # from requesting the upload again at once.
                     self._closing.wait(self._options.retry_seconds * 2)
                     break
-                wait = Backoff(self._options.retry_seconds).seconds(attempt + 1, random.random())
-                if attempt + 1 == self._options.attempts or self._closing.wait(wait):
+                backoff_seconds = Backoff(self._options.retry_seconds).seconds(attempt + 1, random.random())
+                if attempt + 1 == self._options.attempts or self._closing.wait(backoff_seconds):
                     break
             else:
-                seconds = time.monotonic() - began
-                if copied.written is not None:
-                    self._written[save.rank] = copied.written
-                metrics.checkpoint_bytes.labels("persistent").inc(copied.sent_bytes)
-                metrics.unchanged_bytes.labels("persistent").inc(copied.unchanged_bytes)
+                seconds = time.monotonic() - start
+                if result.written is not None:
+                    self._written[save.rank] = result.written
+                metrics.checkpoint_bytes.labels("persistent").inc(result.sent_bytes)
+                metrics.unchanged_bytes.labels("persistent").inc(result.unchanged_bytes)
                 metrics.checkpoint_step.labels("persistent").set(save.step)
                 metrics.checkpoint_seconds.labels("persistent", "upload").observe(seconds)
-                return UploadOutcome(save, None, copied.sent_bytes, seconds)
-        return UploadOutcome(save, error, 0, time.monotonic() - began, unreadable)
+                return UploadOutcome(save, None, result.sent_bytes, seconds)
+        return UploadOutcome(save, error, 0, time.monotonic() - start, unreadable)
 
-    def _copied(self, save: RankSave, epoch: int) -> CopyResult:
-        opened: list[Tier] = []
+    def _copy_to_target(self, save: RankSave, generation: int) -> CopyResult:
+        open_tiers: list[Tier] = []
         try:
             sources = self._open_sources(save)
-            opened += sources
+            open_tiers += sources
             target = self._open_target()
-            opened.append(target)
-            return copy_save(save, sources, target, epoch, self._pace, self._written.pop(save.rank, None))
+            open_tiers.append(target)
+            return copy_save(save, sources, target, generation, self._pace, self._written.pop(save.rank, None))
         finally:
-            for tier in opened:
+            for tier in open_tiers:
                 tier.close()
 
-    def _finished(self, promoted: UploadOutcome) -> None:
+    def _report_outcome(self, outcome: UploadOutcome) -> None:
         with self._lock:
-            self._waiting.discard(promoted.save)
-        if self._options.stage_hook is not None and promoted.error is None:
-            self._options.stage_hook("promoted")
+            self._pending_saves.discard(outcome.save)
+        if self._options.stage_hook is not None and outcome.error is None:
+            self._options.stage_hook("uploaded")
         try:
-            self._on_done(promoted)
+            self._on_done(outcome)
         except Exception:
             metrics.fallbacks.labels("upload_callback_failed").inc()
-            log.exception("a callback of the promoter failed; promoting goes on")
+            log.exception("a callback of the uploader failed; uploading continues")
 
 
 def drop_persistent(tier: ObjectStoreTier, checkpoints: Iterable[Checkpoint]) -> str | None:
-    """Deletes checkpoints from the persistent tier, and closes it.
+    """Deletes checkpoints from the persistent tier, each manifest first, and closes the tier.
 
-    Manifests first. None, or the first error.
+    Returns:
+        None, or the error at which it stopped.
     """
     try:
         for checkpoint in checkpoints:
             tier.drop_checkpoint(checkpoint)
     except SurefootError as error:
-        log.warning("dropping from the persistent tier failed: %s", error)
+        log.warning("could not delete old checkpoints from the persistent tier: %s", error)
         return str(error)
     finally:
         tier.close()

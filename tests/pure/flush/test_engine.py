@@ -129,7 +129,7 @@ def test_targets_share_no_turn_and_one_that_nobody_writes_to_is_forgotten() -> N
     assert turns.of(NODE_A) is kept
     del kept, first, other, writer
     gc.collect()
-    assert not turns._turns
+    assert not turns._locks_by_target
 
 
 # ---- unchanged chunks ------------------------------------------------------------------------------------------------
