@@ -138,7 +138,7 @@ def test_a_new_job_goes_on_where_an_older_one_ended(tmp_path: Path) -> None:
         (generation["world_size"], generation["from_step"], generation["restored_from"])
         for generation in found["generations"]
     ]
-    assert begun_at == [(1, 15, "older job"), (1, 15, "older job")]
+    assert begun_at == [(1, 15, "source job"), (1, 15, "source job")]
     status = json.loads((tmp_path / "later" / "status.json").read_text())
     assert (status["origin"], status["sourceJob"]["job"]) == ({"generation": -1, "step": 15}, old.name)
 

@@ -1,7 +1,7 @@
-"""Restores tensors from tiers, every byte verified.
+"""Restores tensors from tiers and verifies every byte.
 
-Which copies there are (`catalogue`), what to read (`read_plan`, pure), and the reading itself (`reader`), with another
-copy for whatever is damaged.
+`catalogue` lists the copies, `read_plan` (pure) decides what to read, and `reader` reads it, using another copy wherever
+one is damaged.
 
     catalogue = read_catalogue(sources)
     with CheckpointReader(checkpoint, catalogue, ReadOptions(...)) as reader:

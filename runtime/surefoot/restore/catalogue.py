@@ -1,6 +1,6 @@
 """Lists checkpoints and their copies from the tiers' indexes.
 
-Read by a restoring rank, by `Checkpointer.latest` and `list`, and by library mode to choose its restore point. A tier
+Used by a restoring rank, by `Checkpointer.latest` and `list`, and by library mode to choose its restore point. A tier
 that does not answer is unknown, never empty: its reading is None.
 """
 
@@ -30,152 +30,159 @@ from surefoot.tiers.tier import stream_from
 log = logging.getLogger(__name__)
 
 
-# ---- holder indexes --------------------------------------------------------------------------------------------------
-# Reads the indexes of many holders at once, on one event loop. A thread for each holder spends more on taking turns
-# than on reading, and a rank that restores from hundreds of holders stands meanwhile. A holder that is silent takes its
-# own time limit, and delays no other.
+# ---- memory server indexes -------------------------------------------------------------------------------------------
+# Reads the indexes of many memory servers concurrently, on one event loop. With a thread per server, a rank that restores
+# from hundreds of servers would spend more time switching threads than reading. A server that does not answer runs into
+# its own timeout and delays no other.
 
 INDEXES_AT_ONCE = 32
-"""Holders that are asked at a time: each one's time limit runs while this process shakes hands with all of them, and
-hundreds of TLS handshakes on a busy machine take longer than that."""
+"""Servers read concurrently. A server's timeout runs while this process performs the TLS handshakes of all of them, and
+hundreds of handshakes on a busy machine take longer than the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedMemoryServer:
-    """Names one job's index on one holder, and the reader's account."""
+    """A job's index on a memory server, with the credentials to read it."""
 
     endpoint: MemoryServerEndpoint
     job: str
     account: Credentials
     call_seconds: float
+    """Timeout of each call."""
 
-    async def index(self, only: Checkpoint | None, known: Entries) -> MemoryServerIndex:
-        """Connects, reads and closes; raises a TierError."""
+    async def index(self, only: Checkpoint | None, entries: Entries) -> MemoryServerIndex:
+        """Connects, reads the index and closes the connection; `only`: of this checkpoint. Raises a TierError."""
         endpoint = self.endpoint
-        near = self.account.socket_to(endpoint.server_id)
-        line = AsyncServerConnection(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
+        local_socket = self.account.socket_to(endpoint.server_id)
+        connection = AsyncServerConnection(
+            endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, local_socket
+        )
         try:
             with translate_redis_errors(str(endpoint.instance), "connecting"):
-                await line.open()
-            return await line.run_exchange(FencedCalls(endpoint, self.job).index(only, known))
+                await connection.open()
+            return await connection.run_exchange(FencedCalls(endpoint, self.job).index(only, entries))
         finally:
-            line.close()
+            connection.close()
 
 
 def read_indexes(holders: Sequence[IndexedMemoryServer], only: Checkpoint | None) -> list[MemoryServerIndex | None]:
-    """Reads each holder's index; None where one is silent.
+    """Reads each memory server's index, in the order given; None for a server that does not answer.
 
-    Blocks; for a thread that runs no event loop. `only`: reads this checkpoint alone.
+    Blocks, so it must be called in a thread without an event loop. `only`: reads only this checkpoint's entries.
     """
     return asyncio.run(_read_all(holders, only)) if holders else []
 
 
-async def _read_all(holders: Sequence[IndexedMemoryServer], only: Checkpoint | None) -> list[MemoryServerIndex | None]:
-    turns, known = asyncio.Semaphore(INDEXES_AT_ONCE), Entries()
+async def _read_all(servers: Sequence[IndexedMemoryServer], only: Checkpoint | None) -> list[MemoryServerIndex | None]:
+    semaphore, entries = asyncio.Semaphore(INDEXES_AT_ONCE), Entries()
 
-    async def read(holder: IndexedMemoryServer) -> MemoryServerIndex | None:
-        async with turns:
+    async def read(server: IndexedMemoryServer) -> MemoryServerIndex | None:
+        async with semaphore:
             try:
-                return await holder.index(only, known)
-            except TierError as silent:
-                log.warning("memory:%s is silent: %s", holder.endpoint.server_id, silent)
+                return await server.index(only, entries)
+            except TierError as problem:
+                log.warning("could not read the index of memory server %s: %s", server.endpoint.server_id, problem)
                 return None
 
-    return list(await asyncio.gather(*map(read, holders)))
+    return list(await asyncio.gather(*map(read, servers)))
 
 
 # ---- catalogue -------------------------------------------------------------------------------------------------------
 
 AT_ONCE = 32
-"""Sources that are asked at a time: a silent one takes its time limit, and holds up no more than its thread."""
+"""Sources read concurrently, each in a thread, so that one without an answer delays no other until its timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveSource:
-    """Names one source of copies; `open` gives a thread its connection."""
+    """A tier from which copies of saves can be read."""
 
     name: str
     kind: Literal["memory", "persistent"]
     open: Callable[[], Tier]
+    """Opens a connection, for one thread."""
     local: bool = False
+    """Whether it is the memory server of this node."""
     heals: bool = True
-    """Whether damaged copies here may be rewritten; not in another job's checkpoints."""
+    """Whether damaged copies may be rewritten here; False for another job's checkpoints."""
     server: IndexedMemoryServer | None = None
-    """Whose index is read together with all others'; None: `open` gives what reads it."""
+    """The memory server, whose index is read on the shared event loop; None: the index is read with `open`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """Holds one source's answer; `damaged` names index entries that cannot be read."""
+    """The index of a source."""
 
     manifests: tuple[RankManifest, ...]
     damaged: tuple[str, ...] = ()
+    """Names of the index entries that cannot be read."""
 
 
 Further = Callable[[], Sequence[SaveSource] | None]
-"""Asks for the sources that nobody named yet; None: nobody answers now."""
+"""Asks the operator for sources that are not known yet; returns None if it does not answer now."""
 
-_UNNAMED = "a holder that nobody named yet"
+_UNKNOWN_SERVER = "a memory server that is not known yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Pairs sources with their readings; None where a source is silent."""
+    """The sources of a restore and their indexes."""
 
     sources: tuple[SaveSource, ...]
     readings: tuple[SourceReading | None, ...]
+    """Index of each source, in the same order; None: the source did not answer."""
     only: Checkpoint | None = None
-    """What was asked about; None: everything."""
+    """The checkpoint to which the readings are limited; None: all checkpoints."""
     further: Further | None = None
-    """There are more sources than these; None: these are all."""
+    """Returns more sources, where these do not suffice; None: there are no others."""
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Sources that may have more, known or not known yet."""
-        known = tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
-        return known if self.further is None else (*known, _UNNAMED)
+        """Names of the sources that have not answered and may have further copies."""
+        names = tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
+        return names if self.further is None else (*names, _UNKNOWN_SERVER)
 
     def copies(self, checkpoint: Checkpoint) -> dict[int, list[tuple[int, RankManifest]]]:
-        """rank → (number of the source, its manifest) of every copy of that rank's save."""
-        found: dict[int, list[tuple[int, RankManifest]]] = defaultdict(list)
-        for number, reading in enumerate(self.readings):
+        """Maps each rank to (index of the source, manifest) of every copy of its save."""
+        copies_by_rank: dict[int, list[tuple[int, RankManifest]]] = defaultdict(list)
+        for source_index, reading in enumerate(self.readings):
             for manifest in reading.manifests if reading is not None else ():
                 if manifest.save.checkpoint == checkpoint:
-                    found[manifest.save.rank].append((number, manifest))
-        return dict(found)
+                    copies_by_rank[manifest.save.rank].append((source_index, manifest))
+        return dict(copies_by_rank)
 
     def complete(self) -> list[Checkpoint]:
-        """Lists the complete checkpoints, oldest first; reads layouts to tell."""
+        """Lists the complete checkpoints, oldest first. It reads layout records, which can take seconds."""
         by_source = [r.manifests if r is not None else () for r in self.readings]
-        named = zip((s.name for s in self.sources), by_source, strict=True)
-        reading = TierReading({MemoryServerInstance(name, ""): manifests for name, manifests in named}, None)
+        by_name = zip((s.name for s in self.sources), by_source, strict=True)
+        reading = TierReading({MemoryServerInstance(name, ""): manifests for name, manifests in by_name}, None)
         covers = self.covers(reading)
-        found = [checkpoint for checkpoint, ranks in reading.manifests().items() if is_complete(ranks, covers)]
-        return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.generation))
+        complete = [checkpoint for checkpoint, ranks in reading.manifests().items() if is_complete(ranks, covers)]
+        return sorted(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.generation))
 
     def covers(self, reading: TierReading) -> Covers:
-        """Whether the layouts of each candidate cover every tensor once."""
+        """Decides for each candidate's set of layouts whether it covers every tensor exactly once."""
         manifests = {m.layout: m for r in self.readings if r is not None for m in r.manifests}
         layouts: dict[str, Layout] = {}
         answers: dict[frozenset[str], bool] = {}
         for digests in layouts_to_check(reading):
             for digest in digests - layouts.keys():
-                layout = self._layout(manifests[digest])
+                layout = self._read_layout(manifests[digest])
                 if layout is not None:
                     layouts[digest] = layout
-            known = [layouts[d] for d in digests if d in layouts]
-            answers[digests] = len(known) == len(digests) and uncovered(known) is None
+            read_layouts = [layouts[d] for d in digests if d in layouts]
+            answers[digests] = len(read_layouts) == len(digests) and uncovered(read_layouts) is None
         return answers
 
-    def _layout(self, manifest: RankManifest) -> Layout | None:
-        """The layout record from whichever source has a good copy."""
+    def _read_layout(self, manifest: RankManifest) -> Layout | None:
+        """Reads a layout record from the first source with an intact copy; None: no source has one."""
         for source in self.sources:
             tier: Tier | None = None
             try:
                 tier = source.open()
                 return stream_from(tier, manifest).layout
             except SurefootError as problem:
-                log.info("no layout %s from %s: %s", manifest.layout, source.name, problem)
+                log.info("could not read layout %s from %s: %s", manifest.layout, source.name, problem)
             finally:
                 if tier is not None:
                     tier.close()
@@ -189,7 +196,7 @@ def server_sources(
     node: str | None,
     call_seconds: float = 1.0,
 ) -> list[SaveSource]:
-    """The memory tier; holders of `node` are the local ones."""
+    """Returns the memory tier's sources; memory servers on `node` are marked local."""
     return [
         SaveSource(
             f"memory:{e.server_id}",
@@ -203,71 +210,75 @@ def server_sources(
 
 
 def persistent_source(settings: PersistentSettings, job: str) -> SaveSource:
-    """The persistent tier of `job`."""
+    """Returns the persistent tier of `job` as a source."""
     return SaveSource("persistent", "persistent", lambda: open_persistent(settings, job))
 
 
 def source_job_source(settings: PersistentSettings, job: str) -> SaveSource:
-    """An older job's persistent tier to begin from, read-only, never healed."""
-    return SaveSource("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
+    """Returns the persistent tier of the source job (`restoreFrom`), which is never written to."""
+    return SaveSource("source job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
 def read_catalogue(
     sources: Sequence[SaveSource], only: Checkpoint | None = None, further: Further | None = None
 ) -> Catalogue:
-    """Reads every source's index once, all at once.
+    """Reads every source's index once, concurrently, so that servers without an answer cost one timeout together.
 
-    One after the other, each silent holder delayed a rank by its time limit.
-
-    `only`: asks about this checkpoint alone. `further`: there are more sources, which are asked for where these do not
-    suffice: a rank of a large world needs few.
+    Args:
+        sources: The known sources.
+        only: Reads only this checkpoint's entries; None: all checkpoints.
+        further: Returns more sources if these do not suffice, as one rank of many needs only a few.
     """
-    catalogue = Catalogue(tuple(sources), _readings(sources, only), only, further)
+    catalogue = Catalogue(tuple(sources), _read_sources(sources, only), only, further)
     return catalogue if only is not None or further is None else reread(catalogue)
 
 
 def reread(catalogue: Catalogue) -> Catalogue:
-    """Asks silent sources once more, and those not known before."""
-    more = catalogue.further() if catalogue.further is not None else ()
-    if more is None:
-        log.warning("%s is silent: the operator has not said yet which there are", _UNNAMED)
+    """Reads again from the sources that did not answer, and from those that were not known before."""
+    new_sources = catalogue.further() if catalogue.further is not None else ()
+    if new_sources is None:
+        log.warning("the operator has not listed all memory servers of this job yet; asking it again")
     elif catalogue.further is not None:
-        sources, readings = (*catalogue.sources, *more), (*catalogue.readings, *(None for _ in more))
+        sources = (*catalogue.sources, *new_sources)
+        readings = (*catalogue.readings, *(None for _ in new_sources))
         catalogue = replace(catalogue, sources=sources, readings=readings, further=None)
-    silent = [s for s, reading in zip(catalogue.sources, catalogue.readings, strict=True) if reading is None]
-    again = iter(_readings(silent, catalogue.only))
-    answered = [reading if reading is not None else next(again) for reading in catalogue.readings]
-    return replace(catalogue, readings=tuple(answered))
+    unread_sources = [s for s, reading in zip(catalogue.sources, catalogue.readings, strict=True) if reading is None]
+    new_readings = iter(_read_sources(unread_sources, catalogue.only))
+    all_readings = [reading if reading is not None else next(new_readings) for reading in catalogue.readings]
+    return replace(catalogue, readings=tuple(all_readings))
 
 
-def _readings(sources: Sequence[SaveSource], only: Checkpoint | None) -> tuple[SourceReading | None, ...]:
-    others = [source for source in sources if source.server is None]
-    threads = 1 + min(len(others), AT_ONCE)
+def _read_sources(sources: Sequence[SaveSource], only: Checkpoint | None) -> tuple[SourceReading | None, ...]:
+    """Reads the sources' indexes: memory servers on one event loop, every other source in a thread of its own."""
+    other_sources = [source for source in sources if source.server is None]
+    threads = 1 + min(len(other_sources), AT_ONCE)
     with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-catalogue") as pool:
-        # in a thread: the program may run an event loop of its own in this one
-        asked = pool.submit(read_indexes, [s.server for s in sources if s.server is not None], only)
-        read = pool.map(read_index, others, repeat(only))
-        indexes = iter(asked.result())
-        return tuple(next(read) if source.server is None else _reading(next(indexes)) for source in sources)
+        # In a thread, because the program may run an event loop of its own in the current one.
+        server_indexes = pool.submit(read_indexes, [s.server for s in sources if s.server is not None], only)
+        other_readings = pool.map(read_index, other_sources, repeat(only))
+        indexes = iter(server_indexes.result())
+        return tuple(
+            next(other_readings) if source.server is None else _source_reading(next(indexes)) for source in sources
+        )
 
 
-def _reading(index: MemoryServerIndex | None) -> SourceReading | None:
+def _source_reading(index: MemoryServerIndex | None) -> SourceReading | None:
     return None if index is None else SourceReading(index.manifests, index.damaged)
 
 
 def read_index(source: SaveSource, only: Checkpoint | None = None) -> SourceReading | None:
-    """Reads a source's index; None if it is silent."""
+    """Reads one source's index; None if it does not answer."""
     tier: Tier | None = None
     try:
         tier = source.open()
-        found = (
+        manifests = (
             tier.manifests_of(only)
             if only is not None and isinstance(tier, SupportsListingByCheckpoint)
             else tier.manifests()
         )
-        return SourceReading(found, tier.damaged())
-    except TierError as silent:
-        log.warning("%s is silent: %s", source.name, silent)
+        return SourceReading(manifests, tier.damaged())
+    except TierError as problem:
+        log.warning("could not read the index of %s: %s", source.name, problem)
         return None
     finally:
         if tier is not None:

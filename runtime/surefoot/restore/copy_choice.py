@@ -1,8 +1,9 @@
-"""Orders the copies of each rank save and remembers damaged ones.
+"""Chooses the copy from which each part of a rank save is read, and remembers damaged ones.
 
-Shared by the reading threads of `reader`. Whatever is asked of a rank save goes through `first_good`: the preferred
-copy, then the others, the persistent tier last; a silent source is asked again, with backoff, until it answers or
-patience ends, and one object that its tier refuses while it answers for others counts as damaged after a while; only when every copy answered and failed is the part Unreadable.
+Shared by the reading threads of `reader`. Every part is read with `read_first_intact`: from the preferred copy, then
+from the others, the persistent tier last. A source that does not answer is retried with backoff until it answers or the
+patience ends. An object that its tier rejects while it returns others counts as damaged after a while. A part is
+Unreadable only when every copy answered and failed.
 """
 
 from __future__ import annotations
@@ -41,67 +42,67 @@ from surefoot.tiers.tier import is_listed
 log = logging.getLogger(__name__)
 
 
-# ---- limit of reads under way ----------------------------------------------------------------------------------------
-# Limits the reads that one rank has under way at a source; fewer once the source cut it off. A server holds every reply
-# until it is read, and cuts off whoever has most once all of them are more than it may hold. Who comes back with as
-# much is cut off again. Thread-safe; used below by the choice of a copy, whose windows the reading threads enter too.
+# ---- limit of concurrent reads ---------------------------------------------------------------------------------------
+# Limits the reads that one rank has outstanding at a source, and lowers the limit after the source closed the connection.
+# A server buffers every reply until it is read; when all replies exceed its limit (memoryTier.clientMemory), it
+# disconnects the client with the most. A client that returns with as many reads is disconnected again. Thread-safe.
 
 UNLIMITED = 1 << 30
-"""Before the first cut: the threads' own buffers are the limit."""
+"""Limit before the first disconnection; the threads' own buffers limit the reads until then."""
 
-_LOOK_SECONDS = 0.1
-"""How often a thread that waits for its turn asks whether the restore was called off."""
+_STOP_CHECK_SECONDS = 0.1
+"""How often a thread that waits for room checks whether the restore was cancelled."""
 
 
 class ReadWindows:
-    """Counts reads by source. A thread that waits for its turn must have none under way."""
+    """Counts and limits outstanding reads by source. A thread that waits for room must have none outstanding."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._limits: dict[int, int] = defaultdict(lambda: UNLIMITED)
-        self._under_way: dict[int, int] = defaultdict(int)
+        self._outstanding: dict[int, int] = defaultdict(int)
         self._cuts: dict[int, int] = defaultdict(int)
         self._changed = threading.Condition()
 
     def has_room(self, source: int) -> bool:
         with self._changed:
-            return self._under_way[source] < self._limits[source]
+            return self._outstanding[source] < self._limits[source]
 
     def try_enter(self, source: int) -> bool:
-        """Counts a read if there is room for it."""
+        """Counts a read if there is room for it; returns whether there was."""
         with self._changed:
-            if self._under_way[source] >= self._limits[source]:
+            if self._outstanding[source] >= self._limits[source]:
                 return False
-            self._under_way[source] += 1
+            self._outstanding[source] += 1
             return True
 
     def leave(self, source: int) -> None:
         with self._changed:
-            self._under_way[source] -= 1
+            self._outstanding[source] -= 1
             self._changed.notify_all()
 
     @contextmanager
     def entered(self, source: int) -> Iterator[None]:
-        """Waits for room, and counts the read that is made inside. Raises TierUnavailable if it is called off."""
+        """Waits for room and counts the read made in the block; raises TierUnavailable if the restore is cancelled."""
         while not self.try_enter(source):
             with self._changed:
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_STOP_CHECK_SECONDS)
             if self._stop.is_set():
-                raise TierUnavailable("the restore was called off")
+                raise TierUnavailable("the restore was cancelled")
         try:
             yield
         finally:
             self.leave(source)
 
     def shrink(self, source: int) -> int:
-        """After a cut: two reads at a time, then one. Returns the number of cuts since the last answer."""
+        """Lowers the limit to two reads, then one; returns the number of disconnections since the last answer."""
         with self._changed:
             self._limits[source] = 2 if self._limits[source] > 2 else 1
             self._cuts[source] += 1
             return self._cuts[source]
 
     def record_answer(self, source: int) -> int:
-        """Forgets the cuts before an answer; returns how many there were."""
+        """Resets the count of disconnections, and returns it."""
         with self._changed:
             return self._cuts.pop(source, 0)
 
@@ -110,18 +111,18 @@ class ReadWindows:
             return self._limits[source]
 
 
-# ---- refused objects -------------------------------------------------------------------------------------------------
-# Decides when one object that its tier refuses counts as damaged. Whoever is silent is waited for, and nothing is
-# called bad meanwhile. A tier that answers for its other objects is not silent: an object that it refuses again and
-# again is a bad sector, a wrong mode or a denied key, and no waiting helps. Without an end to it, one such object would
-# keep a job from every older checkpoint.
+# ---- rejected objects ------------------------------------------------------------------------------------------------
+# Decides when an object that its tier rejects counts as damaged. While a tier does not answer at all, nothing in it
+# counts as damaged. A tier that returns its other objects does answer: an object that it rejects again and again is a
+# bad sector, a wrong file mode or a denied key, and waiting does not help. Without a limit, one such object would keep a
+# job from every older checkpoint.
 
 PATIENCE_SECONDS = 15.0
-"""How long a tier that answers for others may refuse an object until that is called bad."""
+"""How long a tier that returns other objects may reject one until that one counts as damaged."""
 
 
 class RefusedObjects:
-    """Remembers since when each object is refused; thread-safe."""
+    """Remembers since when each object has been rejected; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -129,12 +130,12 @@ class RefusedObjects:
         self._lock = threading.Lock()
 
     def verdict(self, key: Hashable, problem: TierError, ask_neighbour: Callable[[], object]) -> SurefootError:
-        """Returns the problem as it is, or as damage once the object was refused for too long.
+        """Returns the problem unchanged, or a Corrupt error once the object was rejected for too long.
 
         Args:
-            key: Names the object.
-            problem: How the last read of it ended.
-            ask_neighbour: Reads something else of the same tier. Time counts only while that succeeds.
+            key: Identifies the object.
+            problem: The error of the last read.
+            ask_neighbour: Reads another object of the same tier. Time counts only while that succeeds.
         """
         if not isinstance(problem, ObjectRefused):
             return problem
@@ -150,10 +151,10 @@ class RefusedObjects:
         if seconds < PATIENCE_SECONDS:
             return problem
         metrics.fallbacks.labels("object_refused").inc()
-        return Corrupt(f"{problem}; the tier returns other objects and has refused this one for {seconds:.0f} s")
+        return Corrupt(f"{problem}; the tier returns other objects and has rejected this one for {seconds:.0f} s")
 
     def record_answer(self, key: Hashable) -> None:
-        """Forgets the refusals before an answer: the next one is a first one again."""
+        """Forgets earlier rejections of an object, because it was read."""
         if self._since:
             with self._lock:
                 self._since.pop(key, None)
@@ -169,18 +170,17 @@ _CUT_WAITS = Backoff(0.02, 1.0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Damage:
-    """Names one damaged or missing part of one copy.
-
-    `part`: chunk N, digest table, values, layout, index entry.
-    """
+    """A damaged or missing part of one copy."""
 
     save: RankSave
     part: str
+    """Its name: chunk N, digest table, values, layout or index entry."""
     source: int
+    """Index of the source that has the copy."""
 
 
 class Connections:
-    """A connection a thread and source, opened when first needed."""
+    """Connections per thread and source, opened when it is first needed."""
 
     def __init__(self, sources: tuple[SaveSource, ...]) -> None:
         self._sources = sources
@@ -188,23 +188,24 @@ class Connections:
         self._all: list[Tier] = []
         self._lock = threading.Lock()
 
-    def connection_to(self, number: int) -> Tier:
-        mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
-        if number not in mine:
-            tier = self._sources[number].open()
-            mine[number] = tier
+    def connection_to(self, source: int) -> Tier:
+        """Returns this thread's connection to a source, and opens it if needed."""
+        thread_tiers: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
+        if source not in thread_tiers:
+            tier = self._sources[source].open()
+            thread_tiers[source] = tier
             with self._lock:
                 self._all.append(tier)
-        return mine[number]
+        return thread_tiers[source]
 
     def learn(self, sources: tuple[SaveSource, ...]) -> None:
-        """Further sources are known, behind those that were."""
+        """Sets the sources; known ones keep their index, and further ones follow them."""
         self._sources = sources
 
-    def drop(self, number: int) -> None:
-        """The connection failed: the next use opens another."""
-        mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
-        tier = mine.pop(number, None)
+    def drop(self, source: int) -> None:
+        """Closes this thread's connection to a source after a failure; the next use opens another."""
+        thread_tiers: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
+        tier = thread_tiers.pop(source, None)
         if tier is not None:
             tier.close()
 
@@ -216,7 +217,7 @@ class Connections:
 
 
 class CopySelector:
-    """Chooses the copies of a checkpoint's rank saves; thread-safe."""
+    """Reads the parts of a checkpoint's rank saves from the best copies; thread-safe."""
 
     def __init__(self, checkpoint: Checkpoint, catalogue: Catalogue, seed: int, patience_seconds: float | None) -> None:
         self.checkpoint = checkpoint
@@ -232,225 +233,240 @@ class CopySelector:
         self._stop = threading.Event()
         self.windows = ReadWindows(self._stop)
         self._logged_cuts: set[int] = set()
-        self._learn(catalogue)
+        self._set_catalogue(catalogue)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the checkpoint's world; waits while all sources are silent."""
-        waits = count(1)
+        """World size of the checkpoint; waits while no source answers."""
+        attempts = count(1)
         while not self._manifests:
-            self._wait_for_index(str(self.checkpoint), next(waits))
-        worlds = [m.world_size for m in self._manifests.values()]
-        return max(set(worlds), key=worlds.count)
+            self._wait_for_index(str(self.checkpoint), next(attempts))
+        world_sizes = [m.world_size for m in self._manifests.values()]
+        return max(set(world_sizes), key=world_sizes.count)
 
     def manifest(self, rank: int) -> RankManifest:
-        """The manifest of a rank's save, on which all counted copies agree."""
-        waits = count(1)
+        """Returns the manifest of a rank's save, on which all usable copies agree; waits while it is in no index."""
+        attempts = count(1)
         while rank not in self._manifests:
-            self._wait_for_index(f"rank {rank} of {self.checkpoint}", next(waits))
+            self._wait_for_index(f"rank {rank} of {self.checkpoint}", next(attempts))
         return self._manifests[rank]
 
     def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
-        """Assigns each read, given as (rank, bytes), the source to begin with.
+        """Assigns each read, passed as (rank, bytes), the source to start with; -1 if no copy is known.
 
-        -1 where no copy is known. The copies within a tier share the bytes evenly.
+        The copies within a tier share the bytes evenly.
         """
         sizes: dict[int, int] = defaultdict(int)
         for rank, size in reads:
             sizes[rank] += size
         with self._lock:
-            self._order = self._preferred(sizes)
-            orders = spread(reads, self._order, self._last())
+            self._order = self._order_sources(sizes)
+            orders = spread(reads, self._order, self._persistent_sources())
         return [order[0] if order else -1 for order in orders]
 
     def first_good(
         self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
     ) -> tuple[T, int]:
-        """Reads a part from the first good copy; adds its source.
+        """Reads a part from the first intact copy.
 
-        `begin`: a source to try first. Raises Unreadable once every copy answered and failed, more than once: one answer
-        that came spoiled is no verdict where there is no other copy.
+        Args:
+            rank: The rank whose save is read.
+            part: Name of the part, as in `Damage`.
+            read: Reads and verifies the part.
+            begin: Index of a source to try first; -1: none.
+
+        Returns:
+            The part, and the index of the source it came from.
+
+        Raises:
+            Unreadable: Every copy answered and failed, several times: a single damaged answer proves nothing if there is
+                no other copy.
+            TierUnavailable: The patience ended, or the restore was cancelled.
         """
-        looks, waits = count(1), 0
+        attempts, waits = count(1), 0
         while True:
+            # Try every known copy once.
             manifest = self.manifest(rank)
             problems: list[Exception] = []
             damages: dict[int, Exception] = {}
-            for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
+            for source in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
-                    with self.windows.entered(number):
-                        part_read = read(self.connections.connection_to(number), manifest)
-                    self.record_answer(number)
-                    self._refused.record_answer(Damage(manifest.save, part, number))
-                    self._note_all(manifest.save, part, damages)
-                    return part_read, number
+                    with self.windows.entered(source):
+                        part_read = read(self.connections.connection_to(source), manifest)
+                    self.record_answer(source)
+                    self._refused.record_answer(Damage(manifest.save, part, source))
+                    self._record_damages(manifest.save, part, damages)
+                    return part_read, source
                 except (Corrupt, ProtocolError, ChunkMissing) as problem:
-                    damages[number] = problem
+                    damages[source] = problem
                     problems.append(problem)
                 except TierError as problem:
-                    verdict = self._verdict(Damage(manifest.save, part, number), problem)
+                    verdict = self._verdict(Damage(manifest.save, part, source), problem)
                     if isinstance(verdict, Corrupt):
-                        self.record_damage(Damage(manifest.save, part, number), verdict)
+                        self.record_damage(Damage(manifest.save, part, source), verdict)
                         problems.append(verdict)
                         continue
                     if waits == 0:
-                        log.warning("%s of %s: %s", part, manifest.save, problem)
+                        log.warning("could not read %s of %s; trying other copies: %s", part, manifest.save, problem)
                     metrics.restore_fallbacks.labels("unreachable").inc()
-                    self.connections.drop(number)
-                    self._shrink(number)
+                    self.connections.drop(source)
+                    self._shrink(source)
                     problems.append(problem)
-            silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
-            if not silent and not self._catalogue.silent:
-                if damages and (look := next(looks)) < LOOKS:
-                    for number in damages:
-                        self.connections.drop(number)
-                    self._stop.wait(LOOK_WAITS.seconds(look, random.random()))
+            unanswered = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
+            # Every copy answered: read a few times over new connections, then the part is unreadable.
+            if not unanswered and not self._catalogue.silent:
+                if damages and (attempt := next(attempts)) < LOOKS:
+                    for source in damages:
+                        self.connections.drop(source)
+                    self._stop.wait(LOOK_WAITS.seconds(attempt, random.random()))
                     continue
-                self._note_all(manifest.save, part, damages)
-                why = "; ".join(map(str, problems)) or "no index has it"
+                self._record_damages(manifest.save, part, damages)
+                reasons = "; ".join(map(str, problems)) or "no index has it"
                 absent = all(isinstance(p, ChunkMissing) for p in problems) and not self._is_listed(rank)
-                raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
+                raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {reasons}", absent=absent)
+            # A copy may still come from a source that did not answer.
             waits += 1
-            self._wait_for_silent(f"{part} of {manifest.save}", waits, silent)
+            self._wait_for_silent(f"{part} of {manifest.save}", waits, unanswered)
 
     def _verdict(self, damage: Damage, problem: TierError) -> SurefootError:
-        """A silent copy, or a damaged one: whose tier answers, and refuses just this."""
+        """Returns the problem, or a Corrupt error if the copy's tier answers and rejects only this object."""
 
         def ask_neighbour() -> None:
             self.connections.drop(damage.source)
             tier, checkpoint = self.connections.connection_to(damage.source), damage.save.checkpoint
-            found = tier.manifests_of(checkpoint) if isinstance(tier, SupportsListingByCheckpoint) else tier.manifests()
-            if not any(manifest.save == damage.save for manifest in found):
+            by_checkpoint = isinstance(tier, SupportsListingByCheckpoint)
+            manifests = tier.manifests_of(checkpoint) if by_checkpoint else tier.manifests()
+            if not any(manifest.save == damage.save for manifest in manifests):
                 raise ChunkMissing(f"{tier.name} does not list {damage.save}")
 
         return self._refused.verdict(damage, problem, ask_neighbour)
 
-    def record_answer(self, number: int) -> None:
-        """Begins patience anew; says once of a source that had cut this rank off that it did."""
+    def record_answer(self, source: int) -> None:
+        """Restarts the patience, and logs once per source that it had closed this rank's connection."""
         if self._patience_seconds is not None:
             self._deadline = time.monotonic() + self._patience_seconds
-        cuts = self.windows.record_answer(number)
+        cuts = self.windows.record_answer(source)
         if not cuts:
             return
         metrics.restore_fallbacks.labels("cut").inc(cuts)
         with self._lock:
-            new = number not in self._logged_cuts
-            self._logged_cuts.add(number)
-        if new:
+            is_first = source not in self._logged_cuts
+            self._logged_cuts.add(source)
+        if is_first:
             log.warning(
                 "%s closed this rank's connection and answers again: all its readers together requested more than"
                 " it may buffer (memoryTier.clientMemory); this rank requests %d chunks at a time from now on",
-                self.sources[number].name,
-                self.windows.limit_of(number),
+                self.sources[source].name,
+                self.windows.limit_of(source),
             )
 
-    def pause_after_cut(self, number: int) -> None:
-        """Waits a moment before a source that closed the connection is asked again, for less."""
-        self._stop.wait(_CUT_WAITS.seconds(self._shrink(number), random.random()))
+    def pause_after_cut(self, source: int) -> None:
+        """Lowers the limit of a source that closed the connection, and waits before the next read from it."""
+        self._stop.wait(_CUT_WAITS.seconds(self._shrink(source), random.random()))
 
-    def _shrink(self, number: int) -> int:
-        """A bucket or folder holds no replies for its readers: it is asked as before."""
-        return 1 if self.sources[number].kind == "persistent" else self.windows.shrink(number)
+    def _shrink(self, source: int) -> int:
+        """Lowers the limit of reads; not of the persistent tier, which buffers no replies for its readers."""
+        return 1 if self.sources[source].kind == "persistent" else self.windows.shrink(source)
 
     def _is_listed(self, rank: int) -> bool:
-        """Whether some source's index still names a rank's save, of which every copy lacks a part."""
+        """Whether a source's index still lists the save of a rank, of which every copy lacks a part."""
         save = self.manifest(rank).save
-        return any(is_listed(self.connections.connection_to(number), save) for number in self._order.get(rank, ()))
+        return any(is_listed(self.connections.connection_to(source), save) for source in self._order.get(rank, ()))
 
     def read_from_any(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
-        """Reads a shared part (a layout record) from sources without this save."""
+        """Reads a part that saves share (a layout record) from sources without this save; None: none has it."""
         manifest = self.manifest(rank)
-        for number in sorted(set(range(len(self.sources))) - set(self._having.get(rank, ()))):
+        for source in sorted(set(range(len(self.sources))) - set(self._sources_by_rank.get(rank, ()))):
             try:
-                return read(self.connections.connection_to(number), manifest)
+                return read(self.connections.connection_to(source), manifest)
             except (Corrupt, ProtocolError, TierError) as problem:
-                log.info("%s has it not either: %s", self.sources[number].name, problem)
-                self.connections.drop(number)
+                log.info("%s has no intact copy either: %s", self.sources[source].name, problem)
+                self.connections.drop(source)
         return None
 
-    def _note_all(self, save: RankSave, part: str, damages: Mapping[int, Exception]) -> None:
-        for number, problem in damages.items():
-            self.record_damage(Damage(save, part, number), problem)
+    def _record_damages(self, save: RankSave, part: str, damages: Mapping[int, Exception]) -> None:
+        for source, problem in damages.items():
+            self.record_damage(Damage(save, part, source), problem)
 
     def record_damage(self, damage: Damage, problem: Exception) -> None:
-        """Records a damaged copy, to be logged and healed once."""
+        """Records a damaged copy, which is logged once, and healed after the restore."""
         metrics.restore_fallbacks.labels("missing" if isinstance(problem, ChunkMissing) else "corrupt").inc()
         with self._lock:
-            new = damage not in self._damages
+            is_first = damage not in self._damages
             self._damages.add(damage)
-        if new:
-            log.warning("another copy is needed: %s", problem)
+        if is_first:
+            log.warning("reading another copy, because this one is damaged or incomplete: %s", problem)
 
     def damages(self) -> list[Damage]:
         with self._lock:
             return sorted(self._damages)
 
     def damaged_entries(self) -> list[Damage]:
-        """Lists saves missing from sources that have unreadable index entries.
-
-        The unreadable entry may be that save's.
-        """
+        """Lists saves that sources lack whose unreadable index entry may be that save's."""
         return sorted(
-            Damage(manifest.save, "index entry", number)
-            for number, reading in enumerate(self._catalogue.readings)
+            Damage(manifest.save, "index entry", source)
+            for source, reading in enumerate(self._catalogue.readings)
             if reading is not None and reading.damaged
             for rank, manifest in self._manifests.items()
-            if number not in self._having[rank] and _names(reading.damaged, manifest.save)
+            if source not in self._sources_by_rank[rank] and _names_save(reading.damaged, manifest.save)
         )
 
     def stop(self) -> None:
-        """Ends all waiting, and closes connections once the threads are gone."""
+        """Ends all waits; the waiting reads raise TierUnavailable."""
         self._stop.set()
 
-    def _wait_for_index(self, what: str, time_number: int) -> None:
+    def _wait_for_index(self, what: str, attempt: int) -> None:
         if not self._catalogue.silent:
-            raise Unreadable(f"{what} is in no index, and every tier answered", absent=True)
-        self._wait_for_silent(what, time_number)
+            raise Unreadable(f"{what} is in no tier's index, and every tier answered", absent=True)
+        self._wait_for_silent(what, attempt)
 
-    def _wait_for_silent(self, what: str, time_number: int, problems: Sequence[Exception] = ()) -> None:
-        """Waits for the `time_number`-th time, asks the silent sources again. Raises when patience ends."""
+    def _wait_for_silent(self, what: str, attempt: int, problems: Sequence[Exception] = ()) -> None:
+        """Waits with backoff, then reads the missing indexes again; raises TierUnavailable when the patience ends."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            silent = ", ".join(self._catalogue.silent) or "a source"
-            why = f" ({'; '.join(map(str, problems))})" if problems else ""
-            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good{why}")
-        if self._stop.wait(WAITS.seconds(time_number, random.random())):
-            raise TierUnavailable(f"reading {what} was called off")
+            names = ", ".join(self._catalogue.silent) or "a source"
+            reasons = f" ({'; '.join(map(str, problems))})" if problems else ""
+            raise TierUnavailable(
+                f"{what} cannot be read: {names} does not answer, and no other copy is intact{reasons}"
+            )
+        if self._stop.wait(WAITS.seconds(attempt, random.random())):
+            raise TierUnavailable(f"reading {what} was cancelled")
         with self._lock:
             if self._catalogue.silent:
-                self._learn(reread(self._catalogue))
+                self._set_catalogue(reread(self._catalogue))
 
-    def _learn(self, catalogue: Catalogue) -> None:
-        """Selects the manifests that count: of copies that describe different bytes, those that most sources agree
-        on."""
+    def _set_catalogue(self, catalogue: Catalogue) -> None:
+        """Selects each rank's manifest: if copies describe different bytes, the one on which most sources agree."""
         self._catalogue = catalogue
         self.connections.learn(catalogue.sources)
         self.sources = catalogue.sources
         manifests: dict[int, RankManifest] = {}
-        having: dict[int, list[int]] = {}
+        source_ids: dict[int, list[int]] = {}
         for rank, copies in catalogue.copies(self.checkpoint).items():
-            agreed = max((m for _, m in copies), key=lambda m: sum(m.same_bytes_as(other) for _, other in copies))
-            manifests[rank] = agreed
-            having[rank] = [number for number, m in copies if m.same_bytes_as(agreed)]
-            for number, m in copies:
-                if not m.same_bytes_as(agreed):
+            majority = max((m for _, m in copies), key=lambda m: sum(m.same_bytes_as(other) for _, other in copies))
+            manifests[rank] = majority
+            source_ids[rank] = [source for source, m in copies if m.same_bytes_as(majority)]
+            for source, m in copies:
+                if not m.same_bytes_as(majority):
                     metrics.restore_fallbacks.labels("disagreement").inc()
                     log.warning(
-                        "%s describes %s otherwise than the others: not read", self.sources[number].name, m.save
+                        "%s describes other bytes for %s than most sources; its copy is not read",
+                        self.sources[source].name,
+                        m.save,
                     )
         self._manifests = manifests
-        self._having = having
-        self._order = self._preferred({rank: m.stream_bytes for rank, m in manifests.items()})
+        self._sources_by_rank = source_ids
+        self._order = self._order_sources({rank: m.stream_bytes for rank, m in manifests.items()})
 
-    def _preferred(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    def _order_sources(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
         local = frozenset(n for n, s in enumerate(self.sources) if s.local)
-        return preference(self._having, local, self._last(), sizes, self._seed)
+        return preference(self._sources_by_rank, local, self._persistent_sources(), sizes, self._seed)
 
-    def _last(self) -> frozenset[int]:
+    def _persistent_sources(self) -> frozenset[int]:
         return frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
 
 
-def _names(damaged: Iterable[str], save: RankSave) -> bool:
-    """Whether one of these names is that of the save's index entry, in either tier's spelling."""
+def _names_save(damaged: Iterable[str], save: RankSave) -> bool:
+    """Whether one of the damaged entries is the save's, in the spelling of either tier."""
     spellings = (
         f" {save.generation}:{save.step}:{save.rank}",
         f"/{save.step}-{save.generation}/rank-{save.rank}/",

@@ -1,9 +1,9 @@
-"""Reads each shared byte once per group, and exchanges it between ranks.
+"""Reads each byte that several ranks need once per group, and exchanges it between them.
 
-As ByteCheckpoint (NSDI'25) removes redundant reads, but every wait has a time limit, and what peers send is verified.
-The order of calls is the same on every member: cards, then rounds of headers and data until all have announced their
-end, then a last header. Whatever goes wrong (a member that is lost, stalls, plans other reads or sends damage) ends in
-direct reads of what is missing. Called by `reader`; members are connected by `checkpointer.restoring`.
+ByteCheckpoint (NSDI'25) removes redundant reads like this; here every wait has a timeout and peers' data is verified.
+All members make the same calls in the same order: proposals, then rounds of headers and data until every member has
+announced its end, then a last header. After any failure (a member is lost, stalls, plans other reads or sends damaged
+data) each member reads its missing parts directly. Called by `reader`; `checkpointer.restoring` connects the members.
 """
 
 from __future__ import annotations
@@ -31,33 +31,32 @@ log = logging.getLogger(__name__)
 
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
-# Frames the verified segments that members of an exchange send each other. `Outbox` collects what this rank's reads
-# have placed, in one buffer while the other is being sent; a thread that finds no room waits. `Arrivals` trusts nothing
-# that came: each segment is checked against the digests of the save that it is of before it is placed.
+# Frames for the verified segments that members of an exchange send each other. `Outbox` collects this rank's segments in
+# one buffer while the other is being sent; a thread that finds no room waits. `SegmentReceiver` trusts no peer: it checks
+# each segment against the digests of its save before placing it.
 
 ROUND_BYTES = 4 * 1024 * 1024
-"""One member's buffer: it holds any segment, since none is longer than a chunk."""
+"""Size of a member's buffer. Any segment fits, as none is longer than a chunk."""
 
 _FRAME = struct.Struct("<III")
-"""Number of the read, number of the segment in it, bytes that follow."""
+"""Index of the read, index of the segment in it, number of bytes that follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyFrame:
-    """Holds bytes ready to send.
-
-    `finished`: they are the last; `failed`: the rest will never come.
-    """
+    """Data that is ready to be sent."""
 
     data: memoryview
     finished: bool
+    """No data follows."""
     failed: bool
+    """The reads failed, so the remaining data will not follow."""
 
 
 class Outbox:
-    """Buffers outgoing segments in two buffers of `size` bytes.
+    """Collects outgoing segments in two buffers of `size` bytes.
 
-    Reading threads call `put`, the exchanging one `take`.
+    Reading threads call `put`, the exchanging thread `next_full_buffer`.
     """
 
     def __init__(self, size: int = ROUND_BYTES) -> None:
@@ -67,55 +66,49 @@ class Outbox:
         self._changed = threading.Condition()
 
     def put(self, read: int, segment: int, data: memoryview) -> None:
-        """Copies a segment in; waits for room until the outbox is closed."""
-        whole = _FRAME.size + data.nbytes
-        if whole > len(self._filling):
+        """Copies a segment into the buffer; waits for room, unless the outbox is closed."""
+        frame_bytes = _FRAME.size + data.nbytes
+        if frame_bytes > len(self._filling):
             raise ValueError(f"a segment of {data.nbytes} bytes does not fit into a buffer of {len(self._filling)}")
         with self._changed:
-            while self._used + whole > len(self._filling) and not self._closed:
+            while self._used + frame_bytes > len(self._filling) and not self._closed:
                 self._full = True
                 self._changed.notify_all()
                 self._changed.wait()
             if self._closed:
                 return
             _FRAME.pack_into(self._filling, self._used, read, segment, data.nbytes)
-            self._filling[self._used + _FRAME.size : self._used + whole] = data.cast("B")
-            self._used += whole
+            self._filling[self._used + _FRAME.size : self._used + frame_bytes] = data.cast("B")
+            self._used += frame_bytes
 
     def next_full_buffer(self) -> ReadyFrame:
-        """Waits for a full or last buffer and swaps the two.
-
-        The buffer taken before is filled again from now on.
-        """
+        """Waits for a full or the last buffer and returns it; the one returned before is filled from now on."""
         with self._changed:
             self._changed.wait_for(lambda: self._full or self._finished)
             self._filling, self._sending = self._sending, self._filling
-            taken = ReadyFrame(self._sending[: self._used], self._finished, self._failed)
+            frame = ReadyFrame(self._sending[: self._used], self._finished, self._failed)
             self._used, self._full = 0, False
             self._changed.notify_all()
-        return taken
+        return frame
 
     def finish(self, failed: bool) -> None:
-        """Ends the sending: all reads are made, or they failed."""
+        """Marks the end of the data: all reads are done, or they failed."""
         with self._changed:
             self._finished, self._failed = True, failed
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drops what is put from now on: nobody takes it."""
+        """Ends all waits and discards later segments, because the exchange is over."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class SegmentSender:
-    """Places verified segments and queues them for the peers.
+    """Places this rank's verified segments and queues those with a number for the peers."""
 
-    Segments without a number are placed only.
-    """
-
-    def __init__(self, placer: AnyPlacer, outbox: Outbox, numbers: Mapping[Segment, tuple[int, int]]) -> None:
-        self._placer, self._outbox, self._numbers = placer, outbox, numbers
+    def __init__(self, placer: AnyPlacer, outbox: Outbox, segment_numbers: Mapping[Segment, tuple[int, int]]) -> None:
+        self._placer, self._outbox, self._numbers = placer, outbox, segment_numbers
 
     def place(self, segment: Segment, data: memoryview) -> None:
         self._placer.place(segment, data)
@@ -125,7 +118,7 @@ class SegmentSender:
 
 
 class SegmentReceiver:
-    """Verifies and places peers' segments and tracks missing ones; for one thread."""
+    """Verifies and places the peers' segments, and tracks which are missing; for one thread."""
 
     def __init__(
         self,
@@ -137,46 +130,47 @@ class SegmentReceiver:
     ) -> None:
         self._ranges, self._owners = ranges, owners
         self._parts, self._manifests, self._placers = parts, manifests, placers
-        self._left = [set(range(len(r.segments))) for r in ranges]
+        self._missing_segments = [set(range(len(r.segments))) for r in ranges]
         self.received_bytes = 0
         self.damaged = 0
-        """Frames that were not what they said."""
+        """Number of frames that were invalid or failed the digest check."""
 
     def accept(self, member: int, data: memoryview) -> None:
-        """Places the good segments of a member's buffer; the rest stay missing."""
+        """Places the intact segments of a member's buffer; the others stay missing."""
         position = 0
         while position + _FRAME.size <= data.nbytes:
             read, segment, length = _FRAME.unpack_from(data, position)
-            begin = position + _FRAME.size
-            position = begin + length
-            if position > data.nbytes or not self._place(member, (read, segment), data[begin:position]):
+            start = position + _FRAME.size
+            position = start + length
+            if position > data.nbytes or not self._place(member, (read, segment), data[start:position]):
                 self.damaged += 1
 
     def mark_own_reads(self, member: int) -> None:
-        """Marks all that this rank itself had to read as placed."""
-        for left, owner in zip(self._left, self._owners, strict=True):
+        """Marks the reads of this rank as complete."""
+        for missing_segments, owner in zip(self._missing_segments, self._owners, strict=True):
             if owner == member:
-                left.clear()
+                missing_segments.clear()
 
     def missing(self) -> list[RangeRead]:
-        """Reads of which not every segment is placed."""
-        return [r for r, left in zip(self._ranges, self._left, strict=True) if left]
+        """Returns the reads that are incomplete."""
+        return [r for r, segments in zip(self._ranges, self._missing_segments, strict=True) if segments]
 
     def _place(self, member: int, number: tuple[int, int], data: memoryview) -> bool:
+        """Places a member's segment; False if it is not that member's, not missing or damaged."""
         read, index = number
-        if read >= len(self._ranges) or self._owners[read] != member or index not in self._left[read]:
+        if read >= len(self._ranges) or self._owners[read] != member or index not in self._missing_segments[read]:
             return False
         planned = self._ranges[read]
         segment, part = planned.segments[index], self._parts[planned.rank]
         if data.nbytes != part.stream.edges[segment.blocks.stop] - segment.start:
             return False
-        what = (f"member {member} of the exchange", planned.chunk, segment.blocks)
+        origin = (f"member {member} of the exchange", planned.chunk, segment.blocks)
         try:
-            tier.check_blocks(data, self._manifests[planned.rank], part.stream, part.table, what)
+            tier.check_blocks(data, self._manifests[planned.rank], part.stream, part.table, origin)
         except Corrupt:
             return False
         self._placers[segment.wanted].place(segment, data)
-        self._left[read].discard(index)
+        self._missing_segments[read].discard(index)
         self.received_bytes += data.nbytes
         return True
 
@@ -184,10 +178,10 @@ class SegmentReceiver:
 # ---- exchange --------------------------------------------------------------------------------------------------------
 
 PEER = "peer"
-"""Where bytes came from that another member read."""
+"""Kind of source of bytes that another member read."""
 
 MIN_BYTES_PER_SECOND = 25e6
-"""An exchange that is slower than this, after the time of one wait, is called off."""
+"""Minimum rate of an exchange: one that is slower, after `wait_seconds`, is cancelled."""
 
 _HEADER = struct.Struct("<III")
 _CHECK = struct.Struct("<I")
@@ -197,29 +191,34 @@ _KINDS = ("staging", "memory", "persistent")
 
 
 class ExchangeFailed(SurefootError):
-    """An exchange failed; each member reads for itself what it lacks."""
+    """The exchange failed, so each member reads its missing parts directly."""
 
 
 class Peers(Protocol):
-    """Connects the ranks of one group, this one among them.
+    """Connects the ranks of one group, including this one.
 
-    All members make the same calls in the same order. Each call ends within the time limit or raises ExchangeFailed, on
-    this member at least.
+    All members make the same calls in the same order. Each call ends within the timeout or raises ExchangeFailed, at
+    least on this member.
     """
 
     members: tuple[int, ...]
+    """Ranks of the group."""
     own_rank: int
-    """This rank's place among the members."""
+    """Index of this rank among the members."""
     wait_seconds: float
+    """Timeout of each call."""
 
     def exchange_proposals(self, mine: str) -> list[str]:
-        """Sends this member's card and returns all members'."""
+        """Sends this member's proposal and returns all members', in their order."""
         ...
 
     def exchange_buffers(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
-        """Sends to every other member and fills `into`, one buffer per member.
+        """Starts sending to every other member and filling `into`, which has one buffer per member.
 
-        The call that it returns waits for the end. Lengths are known on both sides; a length of 0 moves nothing.
+        Both sides know the lengths; a length of 0 transfers nothing.
+
+        Returns:
+            A function that waits for the end.
         """
         ...
 
@@ -228,7 +227,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommonDestinations:
-    """Destinations, by number, that all `peers` want, in the same order."""
+    """Indexes of the destinations that all `peers` want, in the same order."""
 
     numbers: tuple[int, ...]
     peers: Peers
@@ -236,33 +235,43 @@ class CommonDestinations:
 
 @dataclass(frozen=True, slots=True)
 class PlannedReads:
-    """Reads of some destinations, planned. `parts` by saved rank, `placers` by destination."""
+    """The planned reads of some destinations."""
 
     wanted_bytes_by_destination: tuple[WantedBox, ...]
+    """Box of each destination."""
     ranges: tuple[RangeRead, ...]
+    """The reads."""
     parts: dict[int, SavedPart]
+    """Layout and digests by saved rank."""
     placers: tuple[AnyPlacer, ...]
+    """Placer of each destination."""
 
 
 @dataclass(slots=True)
 class ExchangeOutcome:
-    """Reports what an exchange read, and what is missing."""
+    """The result of an exchange."""
 
     missing: list[RangeRead]
+    """Reads that are incomplete, which must be made directly."""
     by_kind: dict[str, int] = field(default_factory=dict)
+    """Bytes read, by kind of source."""
     peers_kinds: frozenset[str] = frozenset()
-    """Where the peers had it from."""
+    """Kinds of sources from which the peers read."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _Header:
+    """Header that each member sends before its data."""
+
     state: int
     used: int
+    """Bytes of data that follow; in the last header, the number of incomplete reads."""
     kinds: int
+    """Bit mask of the kinds of sources that the member read from."""
 
 
 class Exchange:
-    """Carries out one group's reads, once."""
+    """Executes one group's reads once."""
 
     def __init__(self, copies: CopySelector, reading: PlannedReads, peers: Peers) -> None:
         self._copies, self._reading, self._peers = copies, reading, peers
@@ -270,135 +279,145 @@ class Exchange:
         self._peers_kinds = 0
 
     def run(self, threads: int) -> ExchangeOutcome:
-        """Reads this rank's share and exchanges it; returns what is missing.
+        """Reads this rank's share and exchanges it; returns the outcome with the missing reads.
 
-        Raises what a read of the share raises. A failed exchange is logged and counted, never raised: what is missing
-        is read directly.
+        Raises the error of a read of the share. A failed exchange is logged and counted, not raised, as the missing
+        parts can be read directly.
         """
+        # Agree with the peers on who reads what.
         ranges = self._reading.ranges
         try:
             owners = self._agree()
         except ExchangeFailed as problem:
-            _called_off(problem)
+            _report_failed_exchange(problem)
             owners = None
         if owners is None:
             return ExchangeOutcome(list(ranges))
+        # Read this rank's share in threads while this thread exchanges what is read.
         outbox = Outbox()
-        arrivals = SegmentReceiver(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
-        fetch = self._fetch(owners, outbox)
+        receiver = SegmentReceiver(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
+        fetch = self._build_fetch(owners, outbox)
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-share") as pool:
             share = pool.submit(_read_share, fetch, outbox, threads)
             try:
-                self._rounds(outbox, arrivals, fetch)
+                self._run_rounds(outbox, receiver, fetch)
             except (ExchangeFailed, MemoryError) as problem:
-                _called_off(problem)
+                _report_failed_exchange(problem)
             finally:
                 outbox.close()
             share.result()
-        arrivals.mark_own_reads(self._peers.own_rank)
-        if arrivals.damaged:
-            metrics.restore_fallbacks.labels(PEER).inc(arrivals.damaged)
-            log.warning("%d parts came damaged from peers and are read again", arrivals.damaged)
+        # The caller reads the missing parts directly.
+        receiver.mark_own_reads(self._peers.own_rank)
+        if receiver.damaged:
+            metrics.restore_fallbacks.labels(PEER).inc(receiver.damaged)
+            log.warning("%d parts from peers were damaged and will be read directly", receiver.damaged)
         kinds = frozenset(kind for bit, kind in enumerate(_KINDS) if self._peers_kinds >> bit & 1)
-        return ExchangeOutcome(arrivals.missing(), {**fetch.by_kind, PEER: arrivals.received_bytes}, kinds)
+        return ExchangeOutcome(receiver.missing(), {**fetch.by_kind, PEER: receiver.received_bytes}, kinds)
 
     def _agree(self) -> tuple[int, ...] | None:
+        """Exchanges proposals and returns the member that makes each read; None: every member reads alone."""
         reading = self._reading
         staged = sorted(rank for rank, part in reading.parts.items() if part.staged is not None)
         name = plan_name(
             str(self._copies.checkpoint), reading.wanted_bytes_by_destination, self._manifests, reading.ranges
         )
-        cards = [
+        proposals = [
             ReadProposal.from_text(text)
             for text in self._peers.exchange_proposals(ReadProposal(name, tuple(staged)).to_text())
         ]
-        found = derive_agreement(cards, [(r.rank, r.length) for r in reading.ranges])
-        log.info("ranks %s: %s", self._peers.members, found.reason)
-        if found.doubt:
-            raise ExchangeFailed(found.reason)
-        return found.owners
+        agreement = derive_agreement(proposals, [(r.rank, r.length) for r in reading.ranges])
+        log.info("shared restore of ranks %s: %s", self._peers.members, agreement.reason)
+        if agreement.doubt:
+            raise ExchangeFailed(agreement.reason)
+        return agreement.owners
 
-    def _fetch(self, owners: Sequence[int], outbox: Outbox) -> Fetch:
-        reading, me = self._reading, self._peers.own_rank
-        mine = [n for n, owner in enumerate(owners) if owner == me]
-        numbers = {s: (n, i) for n in mine for i, s in enumerate(reading.ranges[n].segments)}
-        telling = cast("Sequence[AnyPlacer]", [SegmentSender(placer, outbox, numbers) for placer in reading.placers])
-        return Fetch(self._copies, reading.parts, telling, [reading.ranges[n] for n in mine])
+    def _build_fetch(self, owners: Sequence[int], outbox: Outbox) -> Fetch:
+        """Builds the fetch of this rank's share, which also queues each segment for the peers."""
+        reading, own_rank = self._reading, self._peers.own_rank
+        own_reads = [n for n, owner in enumerate(owners) if owner == own_rank]
+        segment_numbers = {s: (n, i) for n in own_reads for i, s in enumerate(reading.ranges[n].segments)}
+        senders = cast(
+            "Sequence[AnyPlacer]", [SegmentSender(placer, outbox, segment_numbers) for placer in reading.placers]
+        )
+        return Fetch(self._copies, reading.parts, senders, [reading.ranges[n] for n in own_reads])
 
-    def _rounds(self, outbox: Outbox, arrivals: SegmentReceiver, fetch: Fetch) -> None:
-        """Checks and places one round's data while the next one's is under way."""
+    def _run_rounds(self, outbox: Outbox, receiver: SegmentReceiver, fetch: Fetch) -> None:
+        """Exchanges buffers until all members are finished; verifies one round's data while the next is in transit."""
         peers = self._peers
         size = sum(r.length for r in self._reading.ranges)
         deadline = time.monotonic() + peers.wait_seconds + size / MIN_BYTES_PER_SECOND
-        buffers = [self._buffers(ROUND_BYTES) for _ in range(2)]
-        brought: list[memoryview] = []
+        buffers = [self._allocate_buffers(ROUND_BYTES) for _ in range(2)]
+        received: list[memoryview] = []
         try:
-            for turn in count():
-                sealed = outbox.next_full_buffer()
-                heads = self._heads(sealed, fetch)
-                into = [b[: h.used] for b, h in zip(buffers[turn % 2], heads, strict=True)]
-                wait = peers.exchange_buffers(sealed.data, into)
-                _accept(arrivals, brought)
-                brought = []
+            for round_index in count():
+                frame = outbox.next_full_buffer()
+                headers = self._exchange_headers(frame, fetch)
+                into = [b[: h.used] for b, h in zip(buffers[round_index % 2], headers, strict=True)]
+                wait = peers.exchange_buffers(frame.data, into)
+                _accept(receiver, received)
+                received = []
                 wait()
-                brought = into
-                if all(head.state == _FINISHED for head in heads):
+                received = into
+                if all(header.state == _FINISHED for header in headers):
                     break
                 if time.monotonic() > deadline:
-                    raise ExchangeFailed(f"the exchange of {size} bytes takes too long: {turn + 1} rounds so far")
+                    raise ExchangeFailed(
+                        f"the exchange of {size} bytes takes too long: {round_index + 1} rounds so far"
+                    )
         finally:
-            _accept(arrivals, brought)
-        self._farewell(arrivals)
+            _accept(receiver, received)
+        self._exchange_final_headers(receiver)
 
-    def _heads(self, sealed: ReadyFrame, fetch: Fetch) -> list[_Head]:
-        state = _FAILED if sealed.failed else _FINISHED if sealed.finished else _GOING
-        kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if sealed.finished else 0
-        heads = self._swapped(state, sealed.data.nbytes, kinds)
-        for number, head in enumerate(heads):
-            if head.state == _FAILED or head.used > ROUND_BYTES:
-                what = "could not read its share" if head.state == _FAILED else f"announces {head.used} bytes"
-                raise ExchangeFailed(f"rank {self._peers.members[number]} {what}")
-            self._peers_kinds |= head.kinds
-        return heads
+    def _exchange_headers(self, frame: ReadyFrame, fetch: Fetch) -> list[_Header]:
+        """Announces a frame to the peers and returns all members' headers; raises ExchangeFailed if one failed."""
+        state = _FAILED if frame.failed else _FINISHED if frame.finished else _GOING
+        kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if frame.finished else 0
+        headers = self._exchange_header(state, frame.data.nbytes, kinds)
+        for number, header in enumerate(headers):
+            if header.state == _FAILED or header.used > ROUND_BYTES:
+                fault = "could not read its share" if header.state == _FAILED else f"announces {header.used} bytes"
+                raise ExchangeFailed(f"rank {self._peers.members[number]} {fault}")
+            self._peers_kinds |= header.kinds
+        return headers
 
-    def _swapped(self, state: int, used: int, kinds: int) -> list[_Head]:
+    def _exchange_header(self, state: int, used: int, kinds: int) -> list[_Header]:
         peers = self._peers
-        said = _HEADER.pack(state, used, kinds)
-        mine = memoryview(bytearray(said + _CHECK.pack(crc32(said))))
-        into = self._buffers(HEADER_BYTES)
-        peers.exchange_buffers(mine, into)()
-        into[peers.own_rank] = mine
-        heads = []
+        header = _HEADER.pack(state, used, kinds)
+        own_header = memoryview(bytearray(header + _CHECK.pack(crc32(header))))
+        into = self._allocate_buffers(HEADER_BYTES)
+        peers.exchange_buffers(own_header, into)()
+        into[peers.own_rank] = own_header
+        headers = []
         for number, text in enumerate(into):
-            # a wrong length is no matter for digests: what is received is as long as the header says
+            # Digests cannot catch a wrong length, as it decides how many bytes are received: hence the header's own CRC.
             if crc32(text[: _HEADER.size]) != _CHECK.unpack_from(text, _HEADER.size)[0]:
-                raise ExchangeFailed(f"rank {peers.members[number]} sent something that is no header")
-            heads.append(_Head(*_HEADER.unpack_from(text)))
-        return heads
+                raise ExchangeFailed(f"rank {peers.members[number]} sent an invalid header")
+            headers.append(_Header(*_HEADER.unpack_from(text)))
+        return headers
 
-    def _buffers(self, size: int) -> list[memoryview]:
-        """Makes one buffer for each other member."""
+    def _allocate_buffers(self, size: int) -> list[memoryview]:
+        """Allocates one buffer per member, an empty one for this rank."""
         return [
             memoryview(bytearray(0 if m == self._peers.own_rank else size)) for m in range(len(self._peers.members))
         ]
 
-    def _farewell(self, arrivals: SegmentReceiver) -> None:
-        """Exchanges how much each member lacks; nobody leaves while another still receives."""
-        arrivals.mark_own_reads(self._peers.own_rank)
-        lacking = len(arrivals.missing())
+    def _exchange_final_headers(self, receiver: SegmentReceiver) -> None:
+        """Exchanges the numbers of incomplete reads, so that no member disconnects while another still receives."""
+        receiver.mark_own_reads(self._peers.own_rank)
+        missing_count = len(receiver.missing())
         try:
-            heads = self._swapped(_FINISHED, lacking, 0)
+            headers = self._exchange_header(_FINISHED, missing_count, 0)
         except ExchangeFailed as problem:
-            log.info("a peer left without a last word: %s", problem)
+            log.info("a peer disconnected without its final header, which does no harm: %s", problem)
             return
-        short = [rank for rank, head in zip(self._peers.members, heads, strict=True) if head.used]
-        if short:
-            log.warning("ranks %s lack parts after the exchange, and read them directly", short)
+        incomplete_ranks = [rank for rank, header in zip(self._peers.members, headers, strict=True) if header.used]
+        if incomplete_ranks:
+            log.warning("ranks %s lack parts after the exchange, and read them directly", incomplete_ranks)
 
 
-def _accept(arrivals: SegmentReceiver, brought: Sequence[memoryview]) -> None:
-    for member, data in enumerate(brought):
-        arrivals.accept(member, data)
+def _accept(receiver: SegmentReceiver, buffers: Sequence[memoryview]) -> None:
+    for member, data in enumerate(buffers):
+        receiver.accept(member, data)
 
 
 def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
@@ -410,6 +429,6 @@ def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
         outbox.finish(failed=not done)
 
 
-def _called_off(problem: Exception) -> None:
+def _report_failed_exchange(problem: Exception) -> None:
     metrics.restore_fallbacks.labels("exchange").inc()
-    log.warning("reads are not shared with other ranks, each reads for itself: %s", problem)
+    log.warning("sharing reads with other ranks failed; this rank reads its missing parts directly: %s", problem)

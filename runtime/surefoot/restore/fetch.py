@@ -1,8 +1,8 @@
-"""Fetches a plan's ranges in threads: read ahead, verified, placed.
+"""Reads a plan's ranges in threads: requests them ahead, verifies them and places them in tensors.
 
-One `Fetch` a read; used by `reader`. A thread has one source's reads at a time and two buffers: while it verifies and
-places what one holds, the source fills the other. What comes damaged, or not at all, is read again through
-`Copies.first_good`, from another copy.
+Used by `reader`, with one `Fetch` per read. A thread reads from one source at a time into two buffers: while it verifies
+and places the data of one, the source fills the other. Data that arrives damaged, or not at all, is read again from
+another copy with `CopySelector.read_first_intact`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from surefoot.tiers import SupportsPipelinedReads, Tier, tier
 log = logging.getLogger(__name__)
 
 
-# ---- placing of what was read ----------------------------------------------------------------------------------------
-# Copies verified blocks into the caller's strided memory, without torch. Elements are moved as whole numbers of their
-# size, so bfloat16 and float8 need no support by numpy. Memory that the host does not write, a device's, gets them box
-# by box through a buffer: never is all of a tensor in both places.
+# ---- placing ---------------------------------------------------------------------------------------------------------
+# Copies verified blocks into the caller's strided memory, without torch. Elements are moved as integers of their size, so
+# numpy need not support bfloat16 and float8. Memory that the host cannot write (a device's) is filled box by box through
+# a buffer, so that a tensor is never completely in both places.
 
-_CARRIERS: dict[int, np.dtype[Any]] = {
+_ELEMENT_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
     2: np.dtype("u2"),
     4: np.dtype("u4"),
@@ -47,76 +47,64 @@ _CARRIERS: dict[int, np.dtype[Any]] = {
 
 
 class BoxReceiver(Protocol):
-    """Takes a destination that the host cannot write, in parts.
-
-    Several threads use it.
-    """
+    """Writes a destination that the host cannot write, in parts. Several threads use it."""
 
     def room(self, size_bytes: int) -> memoryview:
-        """Gives memory for one part, of a chunk at most.
-
-        It is this thread's until it asks again.
-        """
+        """Returns memory for one part, at most a chunk. It belongs to the calling thread until its next call."""
         ...
 
     def take(self, part: Box) -> None:
-        """Copies what was written to `room`, row-major, to its place.
-
-        Returns when that memory may be written again.
-        """
+        """Copies the part that was written to `room` (row-major) to its place; then that memory may be reused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Describes where one box of a tensor goes.
-
-    `memory` is writable, or takes the box in parts; `strides` are in bytes (None: row-major without gaps). A tensor may
-    have several destinations, and their boxes may overlap.
-    """
+    """Where one box of a tensor is to be written. The boxes of a tensor's destinations may overlap."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     box: Box
     memory: memoryview | BoxReceiver
+    """Writable memory of the box, or a receiver that takes the box in parts."""
     strides: tuple[int, ...] | None = None
+    """Strides of the memory in bytes; None: row-major without gaps."""
 
     def wanted_box(self) -> WantedBox:
         return WantedBox(self.name, self.dtype, self.shape, self.box, itemsize(self.dtype))
 
 
 class Placer:
-    """Places segments into one destination from any thread.
-
-    Segments of a plan never share elements of it, so no lock is needed.
-    """
+    """Copies segments into one destination; thread-safe, since segments of a plan never share an element."""
 
     def __init__(self, destination: Destination, memory: memoryview) -> None:
-        self._carrier = _CARRIERS[itemsize(destination.dtype)]
-        self._box, self._given = destination.box, destination.strides
+        self._element_dtype = _ELEMENT_DTYPES[itemsize(destination.dtype)]
+        self._box, self._memory_strides = destination.box, destination.strides
         self._origin = destination.box.offsets
         self._memory = memory.cast("B") if memory.nbytes else memory
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
-        whole: npt.NDArray[Any] = np.ndarray(self._box.lengths, self._carrier, self._memory, strides=self._given)
-        return whole.strides
+        array: npt.NDArray[Any] = np.ndarray(
+            self._box.lengths, self._element_dtype, self._memory, strides=self._memory_strides
+        )
+        return array.strides
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Copies the wanted part of a segment's blocks from its bytes."""
-        if self._given is None and segment.take.lengths == segment.block == self._box.lengths:
-            self._memory[:] = data  # one block is all of it: what follows would take longer than the copy
+        if self._memory_strides is None and segment.take.lengths == segment.block == self._box.lengths:
+            self._memory[:] = data  # one block is the whole box: the general case below would cost more than the copy
             return
-        blocks = np.frombuffer(data, self._carrier).reshape(segment.rows, segment.count, *segment.block)
-        taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
+        blocks = np.frombuffer(data, self._element_dtype).reshape(segment.rows, segment.count, *segment.block)
+        source = blocks[(slice(None), slice(None), *_slices(segment.take))]
         strides = self._strides
         start = sum(
-            (o - begin) * stride
-            for o, begin, stride in zip(segment.location.offsets, self._origin, strides, strict=True)
+            (offset - origin) * stride
+            for offset, origin, stride in zip(segment.location.offsets, self._origin, strides, strict=True)
         )
-        # over the same memory: a dimension along which blocks lie side by side becomes (block, element)
+        # View the destination so that a dimension along which blocks are adjacent is split into (block, element).
         shape: list[int] = []
         steps: list[int] = []
         order: list[int] = []
@@ -129,26 +117,26 @@ class Placer:
             shape.append(length)
             steps.append(stride)
         if segment.count_per_row < 0:
-            taken, order = taken[0], [axis - 1 for axis in order]
+            source, order = source[0], [axis - 1 for axis in order]
         if not strides:
-            taken = taken[0]
+            source = source[0]
             order = []
-        into: npt.NDArray[Any] = np.ndarray(shape, self._carrier, self._memory, start, steps)
-        into[...] = taken.transpose(order)
+        target: npt.NDArray[Any] = np.ndarray(shape, self._element_dtype, self._memory, start, steps)
+        target[...] = source.transpose(order)
 
 
 class RelayPlacer:
-    """Places segments into one destination by way of its receiver's buffers."""
+    """Copies segments into one destination through its receiver's buffers."""
 
     def __init__(self, destination: Destination, receiver: BoxReceiver) -> None:
         self._destination, self._receiver = destination, receiver
         self._itemsize = itemsize(destination.dtype)
 
     def place(self, segment: Segment, data: memoryview) -> None:
-        """Hands the wanted part of a segment's blocks over."""
+        """Passes the wanted part of a segment's blocks to the receiver."""
         part = replace(self._destination, box=segment.location)
-        room = self._receiver.room(segment.location.volume * self._itemsize)
-        Placer(part, room).place(segment, data)
+        buffer = self._receiver.room(segment.location.volume * self._itemsize)
+        Placer(part, buffer).place(segment, data)
         self._receiver.take(segment.location.relative_to(self._destination.box.offsets))
 
 
@@ -156,7 +144,7 @@ AnyPlacer = Placer | RelayPlacer
 
 
 def placer_of(destination: Destination) -> AnyPlacer:
-    """What places segments into a destination."""
+    """Returns the placer for a destination's kind of memory."""
     memory = destination.memory
     return Placer(destination, memory) if isinstance(memory, memoryview) else RelayPlacer(destination, memory)
 
@@ -168,14 +156,14 @@ def _slices(box: Box) -> tuple[slice, ...]:
 # ---- fetch -----------------------------------------------------------------------------------------------------------
 
 STAGING = -2
-"""The number of no source: the staging memory of this machine."""
+"""Source index of the staging memory of this machine."""
 
 AHEAD = 2
-"""Reads that a thread has asked for or is working on."""
+"""Reads that a thread has requested or is processing."""
 
 
 class StagedStream(Protocol):
-    """Gives a stream in staging memory; `ipc.backend.ReusableSave` is one."""
+    """A save's stream in staging memory; `ipc.backend.ReusableSave` implements it."""
 
     @property
     def stream(self) -> memoryview: ...
@@ -187,26 +175,29 @@ class StagedStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """Shares one rank save's layout and digests among threads."""
+    """The layout and digests of a rank save, which threads share."""
 
     stream: Stream
     table: bytes
+    """Digests of the save's blocks, in stream order."""
     staged: memoryview | None = None
-    """Its stream in this machine's staging memory, if it lies there."""
+    """The save's stream in this machine's staging memory; None: it is not there."""
     own: bool = True
-    """Nobody but this process' own saves ever writes there."""
+    """Whether only this process writes to that staging memory."""
 
 
 @dataclass(slots=True)
 class _PendingRead:
+    """A read that a thread has started."""
+
     read: RangeRead
     source: int
     tier: SupportsPipelinedReads | None
-    """None where it is to be read in the ordinary way. Else it is counted in the source's window."""
+    """The connection on which the chunk was requested, counted in the source's window; None: read it synchronously."""
     buffer: memoryview
 
     @property
-    def is_ordinary(self) -> bool:
+    def is_synchronous(self) -> bool:
         return self.tier is None and self.source != STAGING
 
     @property
@@ -215,7 +206,7 @@ class _PendingRead:
 
 
 class Fetch:
-    """Carries out the reads of one plan in threads."""
+    """Executes the reads of one plan in threads."""
 
     def __init__(
         self,
@@ -226,65 +217,66 @@ class Fetch:
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
-        here = [r for r in reads if parts[r.rank].staged is not None]
-        if here:
-            self._queues[STAGING].extend(here)
-        away = [r for r in reads if parts[r.rank].staged is None]
-        for read, source in zip(away, copies.spread([(r.rank, r.length) for r in away]), strict=True):
+        staged_reads = [r for r in reads if parts[r.rank].staged is not None]
+        if staged_reads:
+            self._queues[STAGING].extend(staged_reads)
+        tier_reads = [r for r in reads if parts[r.rank].staged is None]
+        for read, source in zip(tier_reads, copies.spread([(r.rank, r.length) for r in tier_reads]), strict=True):
             self._queues[source].append(read)
         self._failed = threading.Event()
         self._lock = threading.Lock()
         self.by_kind: dict[str, int] = defaultdict(int)
 
-    def run(self, most: int) -> None:
-        """Reads everything, with a thread per source and at most `most`.
+    def run(self, max_threads: int) -> None:
+        """Executes all reads, with one thread per source but at most `max_threads`; a single source gets two.
 
-        Each thread reads ahead; one source alone gets two. Raises the first error of any thread; what was placed by
-        then is undefined.
+        Raises the first error of any thread; the content of the destinations is undefined then.
         """
         if not self._queues:
             return
-        threads = min(most, max(2, len(self._queues)))
+        threads = min(max_threads, max(2, len(self._queues)))
         with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-restore") as pool:
             for future in [pool.submit(self._work, number) for number in range(threads)]:
                 future.result()
 
     def _work(self, number: int) -> None:
+        """Executes reads in one thread until none is left."""
         finished = False
-        # mapped, not bytearrays: turn by turn with those a restore took 4 % less CPU
+        # Mapped memory instead of bytearrays: a restore took 4 % less CPU with it.
         buffers = deque(memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(AHEAD))
-        under_way: deque[_PendingRead] = deque()
+        outstanding: deque[_PendingRead] = deque()
         try:
             while not self._failed.is_set():
-                while buffers and (chosen := self._next(number, under_way)) is not None:
-                    under_way.append(self._start_read(*chosen, buffers.popleft()))
-                if not under_way:
+                while buffers and (chosen := self._take_read(number, outstanding)) is not None:
+                    outstanding.append(self._start_read(*chosen, buffers.popleft()))
+                if not outstanding:
                     break
-                asked = under_way.popleft()
-                self._finish(asked, under_way)
-                buffers.append(asked.buffer)
+                pending_read = outstanding.popleft()
+                self._finish_read(pending_read, outstanding)
+                buffers.append(pending_read.buffer)
             finished = True
         finally:
-            if not finished:  # the others must not wait for what can no longer become whole
+            if not finished:  # the restore has failed, so the other threads must not wait any longer
                 self._failed.set()
                 self._copies.stop()
 
-    def _next(self, number: int, under_way: Sequence[_PendingRead]) -> tuple[RangeRead, int] | None:
-        """A read of this thread's own source; when that has none left, of the one that has most.
+    def _take_read(self, number: int, outstanding: Sequence[_PendingRead]) -> tuple[RangeRead, int] | None:
+        """Takes a read from the queue of this thread's source, or of the source with the most reads left.
 
-        None also where the source takes no more at a time, or what is under way must be read before.
+        None: no read is left, the source accepts no further one now, or outstanding reads must be finished first.
         """
-        if under_way and under_way[-1].is_ordinary:
+        if outstanding and outstanding[-1].is_synchronous:
             return None
         with self._lock:
             sources = sorted(self._queues)
-            mine = sources[number % len(sources)]
-            source = mine if self._queues[mine] else max(sources, key=lambda s: len(self._queues[s]))
-            if not self._queues[source] or (under_way and not self._copies.windows.has_room(source)):
+            assigned = sources[number % len(sources)]
+            source = assigned if self._queues[assigned] else max(sources, key=lambda s: len(self._queues[s]))
+            if not self._queues[source] or (outstanding and not self._copies.windows.has_room(source)):
                 return None
             return self._queues[source].popleft(), source
 
     def _start_read(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
+        """Requests a read from a source ahead of time if the source supports that and has room."""
         if source >= 0 and self._copies.windows.try_enter(source):
             try:
                 tier = self._copies.connections.connection_to(source)
@@ -292,16 +284,17 @@ class Fetch:
                     tier.request_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
                     return _PendingRead(read, source, tier, buffer)
             except SurefootError:
-                self._copies.connections.drop(source)  # `first_good` asks it once more, and says what is wrong
+                self._copies.connections.drop(source)  # `read_first_intact` tries it once more and reports the error
             self._copies.windows.leave(source)
         return _PendingRead(read, source, None, buffer)
 
-    def _finish(self, asked: _PendingRead, under_way: Sequence[_PendingRead]) -> None:
-        read = asked.read
-        found = self._receive_verified(asked)
-        if found is None:
-            self._abandon(under_way)
-        data, source = found if found is not None else self._read(read, asked)
+    def _finish_read(self, pending_read: _PendingRead, outstanding: Sequence[_PendingRead]) -> None:
+        """Receives, verifies and places a read; if its copy fails, reads another one."""
+        read = pending_read.read
+        received = self._receive_verified(pending_read)
+        if received is None:
+            self._abandon_outstanding(outstanding)
+        data, source = received if received is not None else self._read_any_copy(read, pending_read)
         stream = self._parts[read.rank].stream
         for segment in read.segments:
             self._placers[segment.wanted].place(segment, _bytes_of(segment.blocks, read, stream, data))
@@ -309,81 +302,82 @@ class Fetch:
             kind = "staging" if source == STAGING else self._copies.sources[source].kind
             self.by_kind[kind] += read.length
 
-    def _receive_verified(self, asked: _PendingRead) -> tuple[memoryview, int] | None:
-        """Takes and verifies what was asked for; None if it did not come whole."""
-        manifest = self._copies.manifest(asked.read.rank)
-        if asked.source == STAGING:
-            return self._staged(asked, manifest)
-        if asked.tier is None:
+    def _receive_verified(self, pending_read: _PendingRead) -> tuple[memoryview, int] | None:
+        """Receives and verifies the requested data, and returns it with its source; None if it is not intact."""
+        manifest = self._copies.manifest(pending_read.read.rank)
+        if pending_read.source == STAGING:
+            return self._read_staged(pending_read, manifest)
+        if pending_read.tier is None:
             return None
         try:
-            asked.tier.receive_chunk(manifest.save, asked.read.chunk, asked.data)
+            pending_read.tier.receive_chunk(manifest.save, pending_read.read.chunk, pending_read.data)
         except ChunkMissing:
-            self._copies.connections.drop(asked.source)
+            self._copies.connections.drop(pending_read.source)
             return None
         except SurefootError:
-            self._copies.connections.drop(asked.source)
-            self._copies.pause_after_cut(asked.source)
+            self._copies.connections.drop(pending_read.source)
+            self._copies.pause_after_cut(pending_read.source)
             return None
         finally:
-            self._copies.windows.leave(asked.source)
+            self._copies.windows.leave(pending_read.source)
         try:
-            self._check(asked.read, manifest, asked.data, self._copies.sources[asked.source].name)
+            self._verify(pending_read.read, manifest, pending_read.data, self._copies.sources[pending_read.source].name)
         except Corrupt:
             return None
-        self._copies.record_answer(asked.source)
-        return asked.data, asked.source
+        self._copies.record_answer(pending_read.source)
+        return pending_read.data, pending_read.source
 
-    def _abandon(self, under_way: Sequence[_PendingRead]) -> None:
-        """Gives up what this thread asked for: an ordinary read closes the connection that it would come by, and may
-        wait for its turn at the source."""
-        for pending in under_way:
+    def _abandon_outstanding(self, outstanding: Sequence[_PendingRead]) -> None:
+        """Abandons this thread's outstanding requests, before it reads synchronously.
+
+        A synchronous read may close the connection on which they would arrive, and waits for room at the source.
+        """
+        for pending in outstanding:
             if pending.tier is not None:
                 pending.tier = None
                 self._copies.connections.drop(pending.source)
                 self._copies.windows.leave(pending.source)
 
-    def _staged(self, asked: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
-        """Reads from staging memory, in a copy where others write too: what was verified must be what is placed."""
-        read, part = asked.read, self._parts[asked.read.rank]
-        assert part.staged is not None, "the queue has only such"
+    def _read_staged(self, pending_read: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
+        """Reads from staging memory; None if it was overwritten. Memory that others write is copied before the check,
+        so that the verified bytes are the ones that are placed."""
+        read, part = pending_read.read, self._parts[pending_read.read.rank]
+        assert part.staged is not None, "only staged saves are in this queue"
         data = part.staged[read.stream_start : read.stream_start + read.length]
         if not part.own:
-            asked.data[:] = data
-            data = asked.data
+            pending_read.data[:] = data
+            data = pending_read.data
         try:
-            self._check(read, manifest, data, "staging memory")
-        except Corrupt as changed:
+            self._verify(read, manifest, data, "staging memory")
+        except Corrupt as problem:
             metrics.restore_fallbacks.labels("staging").inc()
-            log.info("%s: it was written to since; a holder is asked", changed)
+            log.info("staging memory was overwritten; reading this chunk from another copy: %s", problem)
             return None
         return data, STAGING
 
-    def _read(self, read: RangeRead, asked: _PendingRead) -> tuple[memoryview, int]:
-        """Reads from the assigned copy, then from every other; damage is noted, silence waited for."""
-        if asked.tier is not None:
+    def _read_any_copy(self, read: RangeRead, pending_read: _PendingRead) -> tuple[memoryview, int]:
+        """Reads from the assigned copy, then from the others; records damage, and waits for unanswered sources."""
+        if pending_read.tier is not None:
             metrics.restore_fallbacks.labels("again").inc()
-        ordinary = partial(self._verified, read)
-        return self._copies.first_good(read.rank, f"chunk {read.chunk}", ordinary, begin=asked.source)
+        read_verified = partial(self._read_verified, read)
+        return self._copies.first_good(read.rank, f"chunk {read.chunk}", read_verified, begin=pending_read.source)
 
-    def _verified(self, read: RangeRead, tier: Tier, manifest: RankManifest) -> memoryview:
+    def _read_verified(self, read: RangeRead, tier: Tier, manifest: RankManifest) -> memoryview:
         data = memoryview(tier.read_chunk(manifest.save, read.chunk, read.offset, read.length))
-        self._check(read, manifest, data, tier.name)
+        self._verify(read, manifest, data, tier.name)
         return data
 
-    def _check(self, read: RangeRead, manifest: RankManifest, data: memoryview, where: str) -> None:
+    def _verify(self, read: RangeRead, manifest: RankManifest, data: memoryview, where: str) -> None:
         if data.nbytes != read.length:
-            raise Corrupt(
-                f"chunk {read.chunk} of {manifest.save} at {where} came with {data.nbytes} of {read.length} bytes"
-            )
+            raise Corrupt(f"chunk {read.chunk} of {manifest.save} at {where} has {data.nbytes} of {read.length} bytes")
         stream, table = self._parts[read.rank].stream, self._parts[read.rank].table
-        for blocks in _joined(read.segments):
+        for blocks in _merge_block_runs(read.segments):
             part = _bytes_of(blocks, read, stream, data)
             tier.check_blocks(part, manifest, stream, table, (where, read.chunk, blocks))
 
 
-def _joined(segments: Sequence[Segment]) -> Iterator[range]:
-    """Blocks of segments in the stream's order, as few runs as there are: each is checked once."""
+def _merge_block_runs(segments: Sequence[Segment]) -> Iterator[range]:
+    """Merges the blocks of segments into as few runs as possible, in stream order, so that each is checked once."""
     run = range(0)
     for blocks in (segment.blocks for segment in segments):
         if run and blocks.start <= run.stop:

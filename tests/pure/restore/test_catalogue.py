@@ -143,7 +143,7 @@ def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> Non
 
 def test_patience_ends_also_where_nobody_says_which_others_there_are() -> None:
     copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, Others(away=9)), 0, 0.1)
-    with pytest.raises(TierUnavailable, match="nobody named yet"):
+    with pytest.raises(TierUnavailable, match="not known yet"):
         copies.manifest(1)
 
 
