@@ -164,9 +164,9 @@ async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
 
 async def test_a_silent_watch_and_a_refusal_are_sentences(server: Server, api: Api) -> None:
     server.watches.put_nowait([None])
-    with pytest.raises(ApiUnreachable, match="did not answer when asked to watch /api/v1/pods"):
+    with pytest.raises(ApiUnreachable, match="did not answer watch /api/v1/pods"):
         assert [event async for event in api.watch("/api/v1/pods", {}, 0.2)] == []
-    with pytest.raises(ApiError, match=r"404 .*refused to GET /nowhere"):
+    with pytest.raises(ApiError, match=r"404 .*rejected GET /nowhere"):
         await api.get("/nowhere")
     assert issubclass(ApiUnreachable, PlatformError)
 

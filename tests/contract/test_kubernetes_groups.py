@@ -82,7 +82,7 @@ async def test_a_change_that_comes_late_undoes_no_newer_one(server: FakeApi, fab
 
 async def test_somebody_elses_group_is_left_and_named(server: FakeApi, fabric: KubernetesPlatform) -> None:
     server.keep(PATH, {"metadata": {"name": "gpt", "namespace": "default"}, "spec": {"minMember": 9}})
-    with pytest.raises(PlatformError, match="does not belong to the job of its name; delete or rename it"):
+    with pytest.raises(PlatformError, match="does not belong to the job of that name; delete or rename it"):
         await fabric.apply_pod_group(WANTED)
     assert server.objects[PATH]["spec"] == {"minMember": 9}
     assert await groups(fabric) == []

@@ -39,7 +39,10 @@ def test_its_user_is_nobody_and_can_write_nowhere(built: Built, containers: Cont
 def test_outside_a_cluster_it_says_so_in_one_line(built: Built, containers: Containers) -> None:
     said = containers.run(built.operator)
     assert said.code == 1
-    assert "the operator cannot run: no API server is configured by the pod" in said.text
+    assert (
+        "the operator cannot run: cannot read the API server's address and credentials from this pod's service account"
+        in said.text
+    )
     assert "Traceback" not in said.text
 
 

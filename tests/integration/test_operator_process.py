@@ -86,7 +86,7 @@ def readiness(port: str) -> tuple[int, bytes]:
 
 def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Process) -> None:
     port = away.says(r"on port (\d+)")[1]
-    away.says("the API server did not answer when asked to GET .*surefoot-coordinator-tls")
+    away.says("the API server did not answer GET .*surefoot-coordinator-tls")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS) as answer:
         assert answer.status == 200
     wanted = (503, b"waiting for the operator's secrets\n")
@@ -103,8 +103,8 @@ def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Pr
     ("flags", "code", "sentence"),
     [
         (["--metrics-port", "x"], 2, "SUREFOOT_METRICS_PORT is 'x'; a port from 0 to 65535 is needed"),
-        (["--kubeconfig", "/nowhere"], 1, "no API server is configured by /nowhere"),
-        ([], 1, "no API server is configured by the pod"),
+        (["--kubeconfig", "/nowhere"], 1, "cannot read the API server's address and credentials from /nowhere"),
+        ([], 1, "cannot read the API server's address and credentials from this pod's service account"),
     ],
 )
 def test_what_cannot_run_says_why(tmp_path: Path, flags: list[str], code: int, sentence: str) -> None:

@@ -157,7 +157,7 @@ async def test_a_status_that_is_refused_is_an_event_and_names_the_crd(
     assert text.startswith(
         '"" is invalid: patch: Invalid value: "…": strict decoding error: unknown field "status.serial"'
     )
-    assert "does the CustomResourceDefinition in the cluster fit this operator?" in text
+    assert "if the CustomResourceDefinition in the cluster is older than this operator" in text
     await stand.reads("/readyz", 503, "unknown field")
     await stand.reads("/metrics", 200, METRIC.format("invalid", "trainingjobs/status", "patch"))
     (line, *_) = [r.getMessage() for r in caplog.records if "reconciling failed" in r.getMessage()]

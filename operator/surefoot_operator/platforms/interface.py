@@ -1,7 +1,7 @@
-"""Defines the Fabric protocol: workers, nodes, holders, job and status.
+"""Defines the Platform protocol: how the operator observes and changes workers, nodes, memory servers, job and status.
 
-Implemented on one machine (`platforms.local`) and on Kubernetes; called by `reconcile` alone. A fabric decides nothing
-about the world: it reports what exists, and carries out what a plan says.
+Implemented on Kubernetes (`platforms.kubernetes`) and on one machine (`platforms.local`); called only by `reconcile`. A
+platform decides nothing: it reports the objects that exist, and carries out a plan's actions.
 """
 
 from __future__ import annotations
@@ -21,151 +21,158 @@ from surefoot_operator.rejected_calls import RefusedCall
 
 @dataclass(frozen=True, slots=True)
 class PlatformSnapshot:
-    """One consistent observation of everything a fabric knows of a job."""
+    """A consistent observation of a job and of everything on the platform that concerns it."""
 
     job: TrainingJob
+    """The newest valid spec of the job."""
     status: JobStatus
+    """The stored status."""
     workers: tuple[ObservedWorker, ...] = ()
-    """Every worker that exists, finished ones included until they are deleted."""
+    """Every worker that exists; a finished one until it is deleted."""
     nodes: tuple[ObservedNode, ...] = ()
+    """All nodes of the cluster, or the simulated nodes of the local platform."""
     servers: tuple[MemoryServerAddress, ...] = ()
+    """Addresses of all memory servers."""
     purges: tuple[ObservedPurge, ...] = ()
-    """Tries at deleting what a deleted job has in its persistent tier."""
+    """Attempts to delete the job's checkpoints from its persistent tier, once the job is being deleted."""
     rejection: str = ""
-    """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
+    """Why the newest spec is invalid; `job` then has the last valid one. Empty: `job` has the newest spec."""
     free_nodes: int | None = None
-    """Nodes that could take another worker now; None where only a scheduler knows."""
+    """Number of nodes that could take another worker now; None: only a scheduler knows."""
     refused_calls: tuple[RefusedCall, ...] = ()
-    """As `Fabric.refused_calls` answers."""
+    """The same as `Platform.refused_calls` returns."""
     pod_groups: ObservedPodGroups | None = None
-    """None: no scheduler here knows groups."""
+    """The job's pod groups; None: the platform has no gang scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """The variables that an agent needs to find its job.
+    """Environment variables that an agent needs to find its job.
 
-    Nothing of `secret` may be logged or appear on a command line. The fabric adds SUREFOOT_NODE, SUREFOOT_HOST,
-    SUREFOOT_RUN_FOLDER, the template's own env, and the persistent tier's credentials (`secret_ref`).
+    The platform adds SUREFOOT_NODE, SUREFOOT_HOST, SUREFOOT_RUN_FOLDER, the template's own env, and the credentials of
+    the persistent tier (`secret_ref`).
     """
 
     plain: Mapping[str, str]
+    """Variables by name that may be stored and logged."""
     secret: Mapping[str, str] = field(repr=False)
+    """Variables by name that must never be logged or appear on a command line."""
 
 
 class Platform(Protocol):
-    """Shows and changes what provides a job's workers.
+    """Observes and changes the workers of one job and the objects around them.
 
-    Every call returns within seconds; all are safe to repeat.
+    Every call returns within seconds and is safe to repeat.
 
     Raises:
-        FabricError: any method; the call may have happened.
+        PlatformError: Any method may raise it; the call may have taken effect nevertheless.
     """
 
     async def observe(self) -> PlatformSnapshot:
-        """Looks now; an empty answer is never invented.
+        """Observes the job and its surroundings now; never returns empty lists because of an error.
 
         Raises:
-            FabricError: It cannot look: then nothing is planned.
-            ViewRefused: It may not look.
-            SpecRejected: What is stored can be looked at and not be carried.
+            PlatformError: The platform cannot be observed; then nothing may be planned.
+            ViewRefused: The operator lacks the permission to observe it.
+            JobRejected: The stored job can be read, but no spec of it is valid.
         """
         ...
 
     def refused_calls(self) -> tuple[RefusedCall, ...]:
-        """What its API refuses this job again and again, and every job; answers without a call."""
+        """Returns the API calls for this job, or for all jobs, that are rejected repeatedly; makes no call itself."""
         ...
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        """Creates a worker; one of this job that exists already is success.
+        """Creates a worker; succeeds if it already exists and belongs to this job.
 
         Returns once the worker is recorded, not once it runs; it may stay Pending until a node is free.
 
         Args:
-            worker: Index and attempt. Its `avoid_nodes` is a wish: a worker on an avoided node is better than none.
-            environment: What its agent is told.
+            worker: Index and attempt. Its `avoid_nodes` is a preference: a worker on such a node is better than none.
+            environment: Environment variables of its agent.
         """
         ...
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
-        """Deletes a worker, without waiting for its end; one gone is success.
+        """Deletes a worker without waiting for its end; succeeds if it no longer exists.
 
         Args:
-            worker: Its name and `uid`, which must still be its own. Gently by default (SIGTERM, the grace period,
-                SIGKILL); `force` forgets it at once and kills it if its node can be reached.
+            worker: Its name and `uid`, which must match. By default the worker gets SIGTERM and, after the grace
+                period, SIGKILL. `force` removes it at once, and kills it if its node can be reached.
         """
         ...
 
-    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
-        """Creates the job's pod group, or changes the one that is there.
+    async def apply_pod_group(self, action: ApplyPodGroup) -> None:
+        """Creates the job's pod group, or changes the existing one.
 
-        Asked for only where `observe` shows pod groups. A group of that name that is somebody else's is an error.
+        Called only if `observe` returns pod groups.
+
+        Raises:
+            PlatformError: A group of that name belongs to another owner, among other reasons.
         """
         ...
 
-    async def remove_group(self, removed: DeletePodGroup) -> None:
-        """Deletes exactly this pod group; one that is gone is success."""
+    async def remove_group(self, action: DeletePodGroup) -> None:
+        """Deletes exactly this pod group; succeeds if it no longer exists."""
         ...
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
-        """Writes the whole status over the one that was observed.
+        """Replaces the stored status by compare-and-swap.
 
-        Every write tests, also those that leave the world alone: a status is written whole, and of two leaders of one
-        world neither may undo what the other counted.
+        Every write compares, even one that does not change the membership: the status is written as a whole, and of two
+        leaders neither may overwrite the changes of the other.
 
         Args:
-            new: What is written, whole.
-            old: As it was observed.
+            new: The complete new status.
+            old: The observed status from which `new` was decided.
 
         Returns:
-            The status as it stands now, its serial one on.
+            The status as it is stored now, with its serial increased by one.
 
         Raises:
-            WorldMoved: What is stored has another serial, or a world of another epoch or state: nothing is written,
-                for `new` was decided from something that is past.
-            FabricError: It is unknown whether it was written.
+            StatusConflict: The stored status has another serial, generation or membership state than `old`. Nothing was
+                written, because `new` was decided from an outdated status.
+            PlatformError: It is unknown whether the status was written.
         """
         ...
 
-    async def set_finalizer(self, held: bool) -> None:
-        """Adds or removes the job's finalizer.
-
-        What is so already is success.
+    async def set_finalizer(self, is_present: bool) -> None:
+        """Adds or removes the job's finalizer; succeeds if that is already so.
 
         Args:
-            held: Whether the job's deletion is to wait until it is let go again.
+            is_present: Whether the job must have the finalizer, so that its deletion waits until it is removed.
         """
         ...
 
     async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
-        """Begins to delete the job's persistent checkpoints, with its own identity.
+        """Starts to delete the job's persistent checkpoints, under the job's own identity.
 
         Args:
-            attempt: One that was begun already is success; `observe` shows how it goes.
-            environment: As for a worker.
+            attempt: Number of the attempt. Succeeds if it was started before; `observe` returns its progress.
+            environment: Environment variables, the same as for a worker.
         """
         ...
 
     async def delete_job(self) -> None:
-        """Deletes the job itself, as a person would; one gone is success."""
+        """Deletes the job object, as a user would; succeeds if it no longer exists."""
         ...
 
     async def record(self, events: Sequence[Event]) -> None:
-        """Tells people, in order, after the status write they speak of.
+        """Records events for users, after the status write that they describe.
 
         Args:
-            events: The oldest first.
+            events: The events, oldest first.
         """
         ...
 
     def watch_changes(self) -> AsyncIterator[None]:
-        """Yields whenever something that `observe` shows may have changed.
+        """Yields whenever something that `observe` returns may have changed, until `close`.
 
-        One consumer. Many changes are one. Yielding for nothing is allowed (it costs one observation), missing a change
-        is not. Ends on `close`.
+        Has one consumer, and joins several changes into one. May yield without a change, which costs one observation,
+        but never misses a change.
         """
         ...
 
     async def close(self) -> None:
-        """Ends `changes` and closes the operator's connections. Workers and holders stay."""
+        """Ends `watch_changes` and closes the operator's connections. Workers and memory servers keep running."""
         ...

@@ -1,4 +1,7 @@
-"""Defines names, labels and paths of Kubernetes objects, shared with the chart."""
+"""Defines names, labels, paths and errors of Kubernetes objects.
+
+The Helm chart uses the same labels and names; change both together.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,35 @@ from surefoot_operator.errors import PlatformError
 from surefoot_operator.rejected_calls import WATCH, ApiCall, Cause
 
 JOB_NAME = f"{GROUP}/job-name"
+"""Label with the job's name, on every object of a job."""
 JOB_UID = f"{GROUP}/job-uid"
+"""Label with the job's UID, on every object of a job."""
 WORKER_INDEX = f"{GROUP}/worker-index"
+"""Label with a worker's index, on its pod."""
 ATTEMPT = f"{GROUP}/attempt"
+"""Label with the number of the attempt, on the pod of a worker or of a deletion."""
 SECRET = f"{GROUP}/secret"
-"""On a worker's pod: the digest that names its Secret."""
+"""Label with the digest that names a worker's Secret, on its pod."""
 PART = f"{GROUP}/part"
+"""Label with the role of a pod: `WORKER`, `PURGE` or memory-tier."""
 WORKER, PURGE = "worker", "purge"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "surefoot-operator"
 HOLDER_SELECTOR = f"{PART}=memory-tier"
+"""Label selector of the memory servers' pods."""
 HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
-"""Unless a container port of the holder's pod is named `redis`: then that one of that container."""
+"""Container and port of a memory server, unless its pod has a container port named `redis`; then that one is used."""
 HOLDER_TLS = f"{GROUP}/tls"
-"""An annotation of holders that speak TLS: while it is switched, some do and some do not."""
+"""Annotation on pods of memory servers that use TLS; while TLS is being switched on or off, only some pods have it."""
 TRAINER = "trainer"
+"""Name of the container in the pod template that runs the training script."""
 HOSTNAME = topology_levels.HOSTNAME
+"""Label with a node's host name, on the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Names a job, even one whose spec cannot be read."""
+    """Identifies a job, even one whose spec is invalid."""
 
     namespace: str
     name: str
@@ -44,158 +55,187 @@ class JobIdentity:
 
 
 JOBS = f"/apis/{GROUP}/{VERSION}"
+"""API path of the group version that has the TrainingJobs."""
 
 
 def jobs_path(namespace: str, name: str) -> str:
+    """Returns the API path of one TrainingJob."""
     return f"{JOBS}/namespaces/{namespace}/trainingjobs/{name}"
 
 
 def core_path(namespace: str, kind: str, name: str = "") -> str:
-    """The path of pods, secrets, services or events, or of one."""
+    """Returns the API path of all objects of a core kind (such as "pods") in a namespace, or of one."""
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
 def part_of(pod: dict[str, Any]) -> str:
-    """The role of a job's pod; without a label, a worker."""
-    found = pod["metadata"].get("labels", {}).get(PART, WORKER)
-    return str(found)
+    """Returns the role of a job's pod; a pod without the label is a worker."""
+    part = pod["metadata"].get("labels", {}).get(PART, WORKER)
+    return str(part)
 
 
 def job_of(pod: dict[str, Any]) -> str | None:
-    """The job's uid on a pod's label, which proves nothing."""
-    found = pod["metadata"].get("labels", {}).get(JOB_UID)
-    return None if found is None else str(found)
+    """Returns the job UID in a pod's labels. Anyone may set labels: check ownership with `is_of`."""
+    uid = pod["metadata"].get("labels", {}).get(JOB_UID)
+    return None if uid is None else str(uid)
 
 
 def owner(name: str, uid: str) -> dict[str, Any]:
-    """The owner reference by which objects are deleted with their job."""
+    """Builds the owner reference by which the garbage collector deletes an object together with its job."""
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "uid": uid, "controller": True}
 
 
 def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Name and uid of the TrainingJob that controls a pod, if any.
+    """Returns the name and UID of the TrainingJob that controls a pod; None: no TrainingJob does.
 
-    Labels alone prove nothing: whoever may create pods somewhere can write any label on them.
+    Labels are no proof of ownership: any user who may create pods can set any label on them.
     """
-    for owner in pod["metadata"].get("ownerReferences") or ():
-        ours = str(owner.get("apiVersion", "")).partition("/")[0] == GROUP and owner.get("kind") == KIND
-        if ours and owner.get("controller"):
-            return str(owner.get("name")), str(owner.get("uid"))
+    for reference in pod["metadata"].get("ownerReferences") or ():
+        is_training_job = (
+            str(reference.get("apiVersion", "")).partition("/")[0] == GROUP and reference.get("kind") == KIND
+        )
+        if is_training_job and reference.get("controller"):
+            return str(reference.get("name")), str(reference.get("uid"))
     return None
 
 
 def is_of(pod: Mapping[str, Any], job: JobIdentity) -> bool:
-    """Whether a pod is in that job's namespace and controlled by it."""
+    """Whether a pod is in the job's namespace and controlled by the job."""
     return pod["metadata"].get("namespace") == job.namespace and controller_of(pod) == (job.name, job.uid)
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
+    """Returns the name of a worker's pod."""
     return f"{job}-worker-{index}-{attempt}"
 
 
 def purge_name(job: str, attempt: int) -> str:
+    """Returns the name of the pod that deletes the job's persistent data."""
     return f"{job}-delete-{attempt}"
 
 
 def host_name(index: int) -> str:
-    """A worker's host name, the same for every attempt."""
+    """Returns a worker's host name, which is the same for every attempt."""
     return f"worker-{index}"
 
 
 def service_name(job: str) -> str:
-    """The headless service; workers are `host_name(i)` below it."""
+    """Returns the name of the job's headless service; a worker's DNS name is `host_name(index)` below it."""
     return f"{job}-workers"
 
 
 def job_labels(job: str, uid: str) -> dict[str, str]:
-    """The labels of everything that belongs to a job."""
+    """Returns the labels of every object that belongs to a job."""
     return {JOB_NAME: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
 
 
 def selector(uid: str) -> str:
-    """Selects a job's pods."""
+    """Returns the label selector of a job's pods."""
     return f"{JOB_UID}={uid}"
 
 
 # ---- api errors ------------------------------------------------------------------------------------------------------
-# Defines what a call to the API server may raise. Pure. Apart from `api_client`, since commands that talk to no cluster
-# are there where its client is not installed.
+# Defines the errors of calls to the API server. Pure. They are not in `api_client`, because commands that need no
+# cluster also run where the Kubernetes client is not installed.
 
 _LONG_VALUE = re.compile(r'(?:(?<=value: )"|"(?=[{\[]))(?:[^"\\]|\\.){100,}"')
-"""A quoted value, or a whole object, that the server repeats; what is wrong with it stands behind."""
-_MOST = 700
+"""A long quoted value or object that the server repeats before it names the fault."""
+_MAX_MESSAGE_CHARACTERS = 700
+"""Length limit of an API server's message, in characters."""
 TEST_FAILED = "the server rejected our request due to an error in our request"
-"""All that the API server says where a JSON Patch's `test` fails: somebody else was faster."""
-_CRD = (
-    "; does the CustomResourceDefinition in the cluster fit this operator? If it is older, apply the one of the"
-    " operator's version (crd.yaml of its chart)"
+"""The API server's whole message when a JSON Patch's `test` fails because the object was changed by another client."""
+_CRD_HINT = (
+    "; if the CustomResourceDefinition in the cluster is older than this operator, apply the one of the operator's"
+    " version (crd.yaml of its chart)"
 )
 
 
 class ApiError(PlatformError):
-    """The server answered with an error code."""
+    """The API server answered a call with an error code.
 
-    def __init__(self, asked: str, code: int, reason: str, message: str, closing: bool = False) -> None:
+    Args:
+        call_text: The call, as a method and a path.
+        code: HTTP status code.
+        reason: Reason in the server's Status object; may be empty.
+        message: Message in the server's Status object.
+        namespace_terminating: Whether the server gave the cause NamespaceTerminating.
+    """
+
+    def __init__(
+        self, call_text: str, code: int, reason: str, message: str, namespace_terminating: bool = False
+    ) -> None:
         self.sentence = readable(message)
-        """The server's own, which leads: log viewers cut lines at their end."""
-        if code == 422 and message != TEST_FAILED and "/trainingjobs/" in asked and asked.endswith("/status"):
-            self.sentence += _CRD
-        super().__init__(f"{self.sentence} ({code} {reason}: the API server refused to {asked})")
+        """The server's shortened message. It comes first in the error's text, because log viewers cut long lines."""
+        if code == 422 and message != TEST_FAILED and "/trainingjobs/" in call_text and call_text.endswith("/status"):
+            self.sentence += _CRD_HINT
+        super().__init__(f"{self.sentence} ({code} {reason}: the API server rejected {call_text})")
         self.code = code
         self.reason = reason
         self.permanent = code in (400, 422)
+        """Whether the same call will always be rejected, because its content is invalid."""
         self.decided = code < 500
+        """Whether the server certainly did not carry out the call."""
         self.busy = code == 429
-        # servers before 1.19 give no cause, and all of them these words
-        self.closing = closing or (code == 403 and "because it is being terminated" in message)
+        """Whether the server is overloaded or limits the rate of calls."""
+        # servers before 1.19 give no cause; all versions write these words
+        self.closing = namespace_terminating or (code == 403 and "because it is being terminated" in message)
 
 
 class ApiUnreachable(PlatformError):
-    """The server did not answer; whether the call succeeded is unknown."""
+    """The API server did not answer; whether the call took effect is unknown.
 
-    def __init__(self, asked: str, problem: BaseException) -> None:
-        said = str(problem) or type(problem).__name__
-        super().__init__(f"the API server did not answer when asked to {asked}: {said}; trying again later")
+    Args:
+        call_text: The call, as a method and a path.
+        problem: The error of the connection.
+    """
+
+    def __init__(self, call_text: str, problem: BaseException) -> None:
+        error_text = str(problem) or type(problem).__name__
+        super().__init__(f"the API server did not answer {call_text}: {error_text}; trying again later")
 
 
 def readable(message: str) -> str:
-    """Shortens a refusal's message; its end is kept, where the server says what is wrong."""
+    """Shortens an API server's message; keeps its end, where the server names the fault."""
     text = _LONG_VALUE.sub('"…"', message).strip() or "the API server gave no reason"
-    return text if len(text) <= _MOST else f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
+    return (
+        text
+        if len(text) <= _MAX_MESSAGE_CHARACTERS
+        else f"{text[: _MAX_MESSAGE_CHARACTERS // 2]} … {text[-_MAX_MESSAGE_CHARACTERS // 2 :]}"
+    )
 
 
 # ---- api calls -------------------------------------------------------------------------------------------------------
-# Reads what a call to the API server asked for, and what its answer means. Pure; called by `api_client`, which reports
-# the outcome of every call to `blockers`.
+# Parses calls to the API server and classifies the responses. Pure; called by `api_client`, which records the outcome of
+# every call in `RefusedCalls`.
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 def call_of(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
-    """Parses a call from its method and path; a create's name is its body's."""
-    parts = path.strip("/").split("/")
-    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    """Parses a call from its method and path; for a create, takes the name from the body."""
+    segments = path.strip("/").split("/")
+    segments = segments[2:] if segments[0] == "api" else segments[3:]
     namespace = ""
-    if len(parts) > 2 and parts[0] == "namespaces":
-        namespace, parts = parts[1], parts[2:]
-    resource, name, sub = (*parts, "", "", "")[:3]
+    if len(segments) > 2 and segments[0] == "namespaces":
+        namespace, segments = segments[1], segments[2:]
+    resource, name, subresource = (*segments, "", "", "")[:3]
     if method == "POST" and not name and isinstance(body, dict):
         name = str((body.get("metadata") or {}).get("name") or "")
-        # an event's name is a digest of its words: any one that is recorded says that events can be
+        # event names are digests: one that is created proves that all can be, so they count as one call
         name = "" if resource == "events" else name
     verb = _VERBS.get(method) or ("get" if name else WATCH)
-    return ApiCall(verb, f"{resource}/{sub}" if sub else resource, namespace, name, job)
+    return ApiCall(verb, f"{resource}/{subresource}" if subresource else resource, namespace, name, job)
 
 
 def is_there(call: ApiCall, error: ApiError) -> bool:
-    """Whether what a create asks for exists already."""
+    """Whether a create failed because the object exists already."""
     return call.verb == "create" and error.code == 409 and error.reason == "AlreadyExists"
 
 
 def is_ordinary(call: ApiCall, error: ApiError) -> bool:
-    """Whether the answer tells of a state of things, and denies nothing.
+    """Whether an error response is part of normal operation, so that it counts as no rejection.
 
-    An object that is gone or was changed by another, a watch that is too old.
+    This is so for an object that was deleted or changed by another client, and for a watch that is too old.
     """
     if error.code in (409, 410):
         return True
@@ -205,11 +245,11 @@ def is_ordinary(call: ApiCall, error: ApiError) -> bool:
 
 
 def cause_of(error: ApiError) -> Cause:
-    """Sorts a refusal into one of a few causes."""
+    """Classifies an error response by its cause."""
     if error.closing:
         return "closing"
     if error.code in (401, 403):
-        # the admission plugin's own words: a ResourceQuota answers 403, as a missing right does
+        # a used-up ResourceQuota and a missing permission both answer 403; only the message differs
         return "quota" if "exceeded quota" in error.sentence or "failed quota" in error.sentence else "forbidden"
     if error.code == 404:
         return "absent"

@@ -1,7 +1,7 @@
-"""Writes pods, their groups, secrets, events; each is safe to repeat.
+"""Writes a job's status, pods, pod groups, secrets, services and events through the API server.
 
-Called by `platform`. An object that exists already as ours, or is deleted already, is success; one that
-belongs to somebody else is an error.
+Called by `platform`. Every write is safe to repeat: it succeeds if the object already exists and belongs to this job, or
+is already deleted. An object of the same name that belongs to another owner is an error.
 """
 
 from __future__ import annotations
@@ -23,75 +23,85 @@ from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.policy.core.actions import DeleteWorker, Event
 
 # ---- status patch ----------------------------------------------------------------------------------------------------
-# Builds the JSON Patch that compares and swaps a job's status. Pure. It tests our own serial and the world's epoch and
-# state, not resourceVersion: an edited label or spec does not invalidate a plan.
+# Builds the JSON Patch that writes a job's status by compare-and-swap. Pure. It tests the status' serial and the
+# membership's generation and state, and not resourceVersion, so that an edited label or spec does not invalidate a plan.
 
 Object = dict[str, Any]
 
 
-_NOTHING = StatusPrecondition(0, None, None)
-"""Of a job that nobody has written to."""
+_UNWRITTEN = StatusPrecondition(0, None, None)
+"""The precondition for a job whose status was never written."""
 
 
 def stored_stamp(stored: Object) -> StatusPrecondition:
-    """The stamp of a job as stored."""
-    found = stored.get("status") or {}
-    world = found.get("membership") or {}
-    return StatusPrecondition(found.get("serial", 0), world.get("generation"), world.get("state"))
+    """Reads from a stored job the values that a status write must compare."""
+    status = stored.get("status") or {}
+    membership = status.get("membership") or {}
+    return StatusPrecondition(status.get("serial", 0), membership.get("generation"), membership.get("state"))
 
 
-def status_patch(stored: Object, body: Object, test: StatusPrecondition) -> list[Object]:
-    """Builds the patch that replaces the status if its stamp matches.
+def status_patch(stored: Object, body: Object, precondition: StatusPrecondition) -> list[Object]:
+    """Builds the patch that replaces the status if the stored one still meets the precondition.
 
-    `stored`: the job as last read.
+    Args:
+        stored: The job as last read.
+        body: The new status.
+        precondition: The values to compare, from the status that the plan has read.
     """
-    tests = [_test("/metadata/uid", stored["metadata"]["uid"])]
-    # a missing member equals null; the mapping around it must be there
-    if "status" not in stored and test == _NOTHING:
-        tests.append(_test("/status", None))
+    tests = [_test_operation("/metadata/uid", stored["metadata"]["uid"])]
+    # in a JSON Patch `test`, a missing member equals null, but the object around it must exist
+    if "status" not in stored and precondition == _UNWRITTEN:
+        tests.append(_test_operation("/status", None))
     else:
-        tests.append(_test("/status/serial", test.serial or None))
-        if test.generation is None:
-            tests.append(_test("/status/world", None))
+        tests.append(_test_operation("/status/serial", precondition.serial or None))
+        if precondition.generation is None:
+            tests.append(_test_operation("/status/membership", None))
         else:
-            tests += [_test("/status/world/epoch", test.generation), _test("/status/world/state", test.state)]
+            tests.append(_test_operation("/status/membership/generation", precondition.generation))
+            tests.append(_test_operation("/status/membership/state", precondition.state))
     return [*tests, {"op": "add", "path": "/status", "value": body}]
 
 
-def _test(path: str, value: Any) -> Object:
+def _test_operation(path: str, value: Any) -> Object:
     return {"op": "test", "path": path, "value": value}
 
 
 def add_printer_columns(new: JobStatus, workers: Sequence[ObservedWorker], stored: Object, now: float) -> Object:
-    """Adds to the status what columns and autoscalers read.
+    """Converts the status to JSON and adds the fields that printer columns and autoscalers read.
 
-    `now` in Unix seconds.
+    Args:
+        new: The status to write.
+        workers: The job's workers.
+        stored: The job as last read.
+        now: Unix time, in seconds.
     """
     body = status_to_json(new)
     old = stored.get("status", {})
-    wanted, spares = stored["spec"].get("replicas", 1), stored["spec"].get("spares", 0)
-    ready = sum(worker.phase == "Running" and not worker.deleting for worker in workers)
-    live = sum(worker.phase not in ("Succeeded", "Failed") for worker in workers)
+    desired_count, spares = stored["spec"].get("replicas", 1), stored["spec"].get("spares", 0)
+    ready_count = sum(worker.phase == "Running" and not worker.deleting for worker in workers)
+    live_count = sum(worker.phase not in ("Succeeded", "Failed") for worker in workers)
     # an autoscaler compares these with `replicas`, which counts no spares
-    ready, live = (count - min(spares, max(0, count - wanted)) for count in (ready, live))
+    ready_count, live_count = (
+        count - min(spares, max(0, count - desired_count)) for count in (ready_count, live_count)
+    )
     body |= {
-        # at their defaults too: a column without a value looks like a job that nobody looks after
+        # written even at their defaults: a job with empty columns looks like one without an operator
         "phase": new.phase,
         "step": new.step,
         "restarts": new.restarts,
-        "replicas": live,
-        "readyReplicas": ready,
-        "ready": f"{ready}/{wanted}",
+        "replicas": live_count,
+        "readyReplicas": ready_count,
+        "ready": f"{ready_count}/{desired_count}",
         "selector": api_objects.selector(stored["metadata"]["uid"]),
     }
     if new.last_complete is not None:
-        same = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old
-        body["checkpointTime"] = old["checkpointTime"] if same else timestamp(now)
+        is_same_checkpoint = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old
+        body["checkpointTime"] = old["checkpointTime"] if is_same_checkpoint else timestamp(now)
     return body
 
 
 def timestamp(now: float) -> str:
-    """Formats Unix seconds as a Kubernetes time."""
+    """Formats a Unix time in seconds as a Kubernetes time."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -99,14 +109,18 @@ def timestamp(now: float) -> str:
 
 
 async def side_by_side(*writes: Awaitable[None]) -> None:
-    """Waits for all of them, and raises the first one's error then."""
-    for problem in await asyncio.gather(*writes, return_exceptions=True):
-        if isinstance(problem, BaseException):
-            raise problem
+    """Runs writes concurrently; waits for all, then raises the first error, if any."""
+    for result in await asyncio.gather(*writes, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity) -> Object:
-    """Creates a pod, service or secret, or finds this job's existing one."""
+    """Creates a pod, service or secret, or returns the existing one of this job.
+
+    Raises:
+        PlatformError: An object of that name exists and does not belong to this job.
+    """
     name = body["metadata"]["name"]
     try:
         return await api.post(api_objects.core_path(job.namespace, kind), body)
@@ -114,66 +128,76 @@ async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity
         if error.code != 409:
             raise
     if kind == "secrets":
-        return body  # named by a digest of its content, so it has that content; and we need no right to read secrets
+        # its name is a digest of its content, so the content is equal; the operator needs no permission to read secrets
+        return body
     path = api_objects.core_path(job.namespace, kind, name)
-    found = await api.get(path)
-    given = found["metadata"].get("labels") or {}
-    if given.get(api_objects.JOB_UID) != job.uid:
+    existing = await api.get(path)
+    labels = existing["metadata"].get("labels") or {}
+    if labels.get(api_objects.JOB_UID) != job.uid:
         if (
             kind == "services"
-            and api_objects.job_labels(job.name, given.get(api_objects.JOB_UID, "")).items() <= given.items()
+            and api_objects.job_labels(job.name, labels.get(api_objects.JOB_UID, "")).items() <= labels.items()
         ):
-            # the garbage collector may miss what was made beside a deletion while the API server was away
-            await api.delete(path, _exactly(str(found["metadata"]["uid"])))
+            # a service of an earlier job of this name: the garbage collector may miss an object that was created while
+            # its owner was being deleted and the API server was unavailable
+            await api.delete(path, _delete_options(str(existing["metadata"]["uid"])))
             return await api.post(api_objects.core_path(job.namespace, kind), body)
-        raise PlatformError(f"{kind} {job.namespace}/{name} does not belong to job {job.name}; delete or rename it")
-    return found
+        raise PlatformError(
+            f"{kind} {job.namespace}/{name} exists and does not belong to job {job.name}; delete or rename it"
+        )
+    return existing
 
 
 async def try_pod(api: Api, namespace: str, body: Object) -> None:
-    """Has the server validate a pod strictly, without creating it."""
+    """Makes the API server validate a pod strictly, without creating it (server-side dry run)."""
     await api.post(api_objects.core_path(namespace, "pods"), body, {"dryRun": "All", "fieldValidation": "Strict"})
 
 
 async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object | None:
-    """Deletes exactly that pod.
+    """Deletes a worker's pod, if it still has the worker's UID.
 
-    Returns the pod while it terminates, None where it is gone or its name is another pod's now.
+    Returns the pod while it terminates; None if it no longer exists or its name belongs to another pod now.
     """
-    options = _exactly(worker.uid)
+    options = _delete_options(worker.uid)
     if worker.force:
         options["gracePeriodSeconds"] = 0
     try:
-        found = await api.delete(api_objects.core_path(namespace, "pods", worker.name), options)
+        deleted = await api.delete(api_objects.core_path(namespace, "pods", worker.name), options)
     except ApiError as error:
         if error.code in (404, 409):
             return None
         raise
-    return None if worker.force or found.get("kind") != "Pod" else found
+    return None if worker.force or deleted.get("kind") != "Pod" else deleted
 
 
-async def set_finalizer(api: Api, stored: Object, held: bool) -> Object:
-    """Adds or removes our finalizer by compare-and-swap. Raises ApiRefused.
+async def set_finalizer(api: Api, stored: Object, is_present: bool) -> Object:
+    """Adds or removes the operator's finalizer by compare-and-swap.
 
-    `stored`: the job as last read; if its finalizers changed since, the server refuses.
+    Args:
+        api: The API server.
+        stored: The job as last read.
+        is_present: Whether the job must have the finalizer.
+
+    Raises:
+        ApiError: The finalizers have changed since `stored` was read, among other reasons.
     """
     metadata = stored["metadata"]
-    there: list[str] = metadata.get("finalizers") or []
-    if (FINALIZER in there) == held:
+    finalizers: list[str] = metadata.get("finalizers") or []
+    if (FINALIZER in finalizers) == is_present:
         return stored
     path = "/metadata/finalizers"
     operations = [
         {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
-        {"op": "test", "path": path, "value": there or None},
+        {"op": "test", "path": path, "value": finalizers or None},
     ]
-    left = [*there, FINALIZER] if held else [name for name in there if name != FINALIZER]
-    operations.append({"op": "add", "path": path, "value": left})
+    new_finalizers = [*finalizers, FINALIZER] if is_present else [name for name in finalizers if name != FINALIZER]
+    operations.append({"op": "add", "path": path, "value": new_finalizers})
     return await api.patch(api_objects.jobs_path(metadata["namespace"], metadata["name"]), operations)
 
 
 async def delete_job(api: Api, job: api_objects.JobIdentity) -> None:
-    """Deletes exactly this job, not another of its name."""
-    options = {**_exactly(job.uid), "propagationPolicy": "Background"}
+    """Deletes the job with this UID, and not another one of its name."""
+    options = {**_delete_options(job.uid), "propagationPolicy": "Background"}
     try:
         await api.delete(api_objects.jobs_path(job.namespace, job.name), options)
     except ApiError as error:
@@ -184,46 +208,58 @@ async def delete_job(api: Api, job: api_objects.JobIdentity) -> None:
 async def apply_pod_group(
     api: Api, gang: Gang, body: Object, stored: Object | None, job: api_objects.JobIdentity
 ) -> Object:
-    """Creates a job's pod group, or changes it from what was `stored`."""
-    groups, one = pod_groups.path(gang, job.namespace), pod_groups.path(gang, job.namespace, job.name)
+    """Creates a job's pod group, or patches the existing one.
+
+    Args:
+        api: The API server.
+        gang: The gang scheduler whose group it is.
+        body: The PodGroup to create or to change the existing one to.
+        stored: The existing group as last read; None: there is none.
+        job: The job that must own it.
+
+    Raises:
+        PlatformError: A group of that name does not belong to a job of that name, among other reasons.
+    """
+    groups_path, group_path = pod_groups.path(gang, job.namespace), pod_groups.path(gang, job.namespace, job.name)
     if stored is None:
         try:
-            return await api.post(groups, body)
+            return await api.post(groups_path, body)
         except ApiError as error:
             if error.code != 409:
                 raise
-        stored = await api.get(one)
+        stored = await api.get(group_path)
     if api_objects.is_of(stored, job):
-        return await api.patch(one, pod_groups.pod_group_patch(stored, body))
+        return await api.patch(group_path, pod_groups.pod_group_patch(stored, body))
     owner = api_objects.controller_of(stored)
     if owner is None or owner[0] != job.name:
         raise PlatformError(
-            f"PodGroup {job} of {body['apiVersion']} does not belong to the job of its name; delete or rename it"
+            f"PodGroup {job} of {body['apiVersion']} exists and does not belong to the job of that name; delete or"
+            " rename it"
         )
-    # an older job of this name had it, and the garbage collector has not come to it yet
-    await api.delete(one, _exactly(str(stored["metadata"]["uid"])))
-    return await api.post(groups, body)
+    # it belongs to an earlier job of this name, and the garbage collector has not deleted it yet
+    await api.delete(group_path, _delete_options(str(stored["metadata"]["uid"])))
+    return await api.post(groups_path, body)
 
 
 async def remove_group(api: Api, gang: Gang, uid: str, job: api_objects.JobIdentity) -> None:
-    """Deletes exactly that pod group."""
+    """Deletes the pod group with this UID."""
     try:
-        await api.delete(pod_groups.path(gang, job.namespace, job.name), _exactly(uid))
+        await api.delete(pod_groups.path(gang, job.namespace, job.name), _delete_options(uid))
     except ApiError as error:
         if error.code not in (404, 409):
             raise
 
 
-def _exactly(uid: str) -> Object:
+def _delete_options(uid: str) -> Object:
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 async def record(api: Api, job: api_objects.JobIdentity, event: Event, epoch: int, now: float) -> None:
-    """Creates one core/v1 Event.
+    """Creates one core/v1 Event about a job.
 
-    Its name is a digest of its content: recorded twice in one epoch, it is one event.
+    Its name is a digest of its content, so an event that is recorded twice in one generation exists once.
     """
-    said = "\0".join((job.uid, str(epoch), event.reason, event.message))
+    identity = "\0".join((job.uid, str(epoch), event.reason, event.message))
     involved = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -231,30 +267,32 @@ async def record(api: Api, job: api_objects.JobIdentity, event: Event, epoch: in
         "name": job.name,
         "uid": job.uid,
     }
-    await _record(api, involved, api_objects.job_labels(job.name, job.uid), said, event, now)
+    await _post_event(api, involved, api_objects.job_labels(job.name, job.uid), identity, event, now)
 
 
 async def record_of_pod(api: Api, namespace: str, pod: str, event: Event, now: float) -> None:
-    """Creates one Event of the operator's own pod; recorded twice, it is one."""
+    """Creates one Event about the operator's own pod; an event that is recorded twice exists once."""
     involved = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod}
-    await _record(api, involved, {}, f"{event.reason}\0{event.message}", event, now)
+    await _post_event(api, involved, {}, f"{event.reason}\0{event.message}", event, now)
 
 
-async def _record(api: Api, involved: Object, marks: Mapping[str, str], said: str, event: Event, now: float) -> None:
-    name = f"{involved['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-    namespace, at = involved["namespace"], timestamp(now)
+async def _post_event(
+    api: Api, involved_object: Object, labels: Mapping[str, str], identity: str, event: Event, now: float
+) -> None:
+    name = f"{involved_object['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    namespace, time_text = involved_object["namespace"], timestamp(now)
     body = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace, "labels": dict(marks)},
-        "involvedObject": involved,
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+        "involvedObject": involved_object,
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
         "message": event.message[:1024],  # the API's own limit
         "source": {"component": api_objects.OPERATOR},
         "reportingComponent": api_objects.OPERATOR,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
+        "firstTimestamp": time_text,
+        "lastTimestamp": time_text,
         "count": 1,
     }
     try:

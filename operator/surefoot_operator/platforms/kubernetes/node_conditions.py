@@ -1,7 +1,7 @@
-"""Decides what is written on sick nodes, and for how long.
+"""Decides which condition, annotation and taint unhealthy nodes get, and for how long.
 
-Pure; called by `shard_leadership`. Without it each job would have to lose a step or a trainer of its own on a node that
-another one has found to be sick, and whoever repairs nodes would hear of none.
+Pure; called by `shard_leadership`. Without these marks, every job would have to lose a step or a trainer of its own on a
+node that another job has found unhealthy, and tools that repair nodes would not learn of it.
 """
 
 from __future__ import annotations
@@ -17,78 +17,107 @@ from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 Object = dict[str, Any]
 
 CONDITION = "SurefootUnhealthy"
+"""Type of the node condition."""
 MARK = f"{GROUP}/unhealthy"
-"""Annotation, and taint where one is wanted: for whoever repairs nodes."""
+"""Key of the annotation, and of the optional taint, by which repair tools find unhealthy nodes."""
 
 MAX_SHARE = 0.1
-"""Of the cluster's nodes, and one at least: what more agents say at once is no reason to empty a cluster."""
+"""Part of the cluster's nodes that may be marked at once, at least one node: wrong reports must not empty a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Why a node is called unhealthy, until when."""
+    """Why a node is reported as unhealthy, and until when."""
 
     reason: str
+    """CamelCase reason for the node's condition."""
     message: str
+    """Finding of the agent, with the job that reported it."""
     until_seconds: float
+    """Unix time at which the report expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWrites:
-    """Strategic merges for a node's status and its taint.
-
-    None: nothing to write.
-    """
+    """Strategic merge patches for a node."""
 
     status: Object | None = None
+    """Patch of the condition and the annotation; None: nothing to write."""
     taint: Object | None = None
+    """Patch of the taints; None: nothing to write."""
 
 
 def reports_by_node(
     jobs: Iterable[Object], nodes: Mapping[str, Object], now: float
 ) -> tuple[dict[str, NodeReport], list[str]]:
-    """Returns reports by node, and the nodes beyond the limit."""
-    found: dict[str, NodeReport] = {}
+    """Collects the jobs' reports of unhealthy nodes.
+
+    Args:
+        jobs: All TrainingJobs as stored.
+        nodes: All nodes by name.
+        now: Unix time, in seconds.
+
+    Returns:
+        The report that lasts longest for each node that may be marked, and the names of reported nodes beyond the limit.
+    """
+    reports: dict[str, NodeReport] = {}
     for job in jobs:
         metadata = job["metadata"]
-        for one in (job.get("status") or {}).get("unhealthyNodes") or ():
-            name, until = one.get("name"), moment_seconds(one.get("untilTime")) or 0.0
-            if name not in nodes or until <= now or (name in found and found[name].until_seconds >= until):
+        for entry in (job.get("status") or {}).get("unhealthyNodes") or ():
+            name, until_seconds = entry.get("name"), moment_seconds(entry.get("untilTime")) or 0.0
+            if (
+                name not in nodes
+                or until_seconds <= now
+                or (name in reports and reports[name].until_seconds >= until_seconds)
+            ):
                 continue
-            reason, _, text = str(one.get("reason", "")).partition(": ")
-            reason = reason if reason.isalnum() else "FoundSick"
+            reason, _, text = str(entry.get("reason", "")).partition(": ")
+            reason = reason if reason.isalnum() else "UnhealthyNode"
             message = f"{text or reason}; found by an agent of job {metadata['namespace']}/{metadata['name']}"
-            found[name] = NodeReport(reason, message, until)
-    most = max(1, int(MAX_SHARE * len(nodes)))
-    ordered = sorted(found, key=lambda name: (not _is_marked(nodes[name]), name))
-    return {name: found[name] for name in ordered[:most]}, ordered[most:]
+            reports[name] = NodeReport(reason, message, until_seconds)
+    max_nodes = max(1, int(MAX_SHARE * len(nodes)))
+    names = sorted(reports, key=lambda name: (not _is_marked(nodes[name]), name))
+    return {name: reports[name] for name in names[:max_nodes]}, names[max_nodes:]
 
 
 def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now: float) -> NodeWrites:
-    """Compares a node with its report.
+    """Compares a node with its report and builds the patches that mark or unmark it.
 
     Args:
-        node: As the API server has it.
-        report: None: nothing is wrong with it any more.
-        taint_effect: Of the taint; empty: taints are left alone.
-        now: Unix seconds, written as the condition's time.
+        node: The node as stored.
+        report: Why it is unhealthy; None: it is not reported now.
+        taint_effect: Effect of the taint; empty: taints are not changed.
+        now: Unix time, in seconds; becomes the condition's time.
     """
-    told = _condition(node)
-    wanted = ("True", report.reason, report.message) if report is not None else ("False", "NothingFound", "")
-    stands = (told.get("status"), told.get("reason"), told.get("message", ""))
+    old_condition = _condition(node)
+    new_values = ("True", report.reason, report.message) if report is not None else ("False", "NothingFound", "")
+    old_values = (old_condition.get("status"), old_condition.get("reason"), old_condition.get("message", ""))
     status: Object | None = None
-    if (report is not None or told) and stands != wanted:
-        at = timestamp(now)
-        since = at if told.get("status") != wanted[0] else told.get("lastTransitionTime", at)
-        named = dict(zip(("status", "reason", "message"), wanted, strict=True))
-        condition = {"type": CONDITION, **named, "lastHeartbeatTime": at, "lastTransitionTime": since}
-        mark = f"{report.reason}: {report.message}" if report is not None else None
-        status = {"metadata": {"annotations": {MARK: mark}}, "status": {"conditions": [condition]}}
+    if (report is not None or old_condition) and old_values != new_values:
+        time_text = timestamp(now)
+        transition_time = (
+            time_text
+            if old_condition.get("status") != new_values[0]
+            else old_condition.get("lastTransitionTime", time_text)
+        )
+        new_fields = dict(zip(("status", "reason", "message"), new_values, strict=True))
+        condition = {
+            "type": CONDITION,
+            **new_fields,
+            "lastHeartbeatTime": time_text,
+            "lastTransitionTime": transition_time,
+        }
+        annotation = f"{report.reason}: {report.message}" if report is not None else None
+        status = {"metadata": {"annotations": {MARK: annotation}}, "status": {"conditions": [condition]}}
     return NodeWrites(status, _taint(node, report, taint_effect) if taint_effect else None)
 
 
 def _taint(node: Object, report: NodeReport | None, effect: str) -> Object | None:
-    """The whole list, of the node's version: the API server merges no taints, and a stale list would undo others' words."""
+    """Builds the patch of a node's taints; None: nothing to write.
+
+    It has all taints and the node's resourceVersion: the API server does not merge taints, and an outdated list would
+    undo changes by others.
+    """
     taints = node["spec"].get("taints") or []
     others = [taint for taint in taints if taint["key"] != MARK]
     if report is not None and effect not in [taint["effect"] for taint in taints if taint["key"] == MARK]:
@@ -100,7 +129,7 @@ def _taint(node: Object, report: NodeReport | None, effect: str) -> Object | Non
 
 def _condition(node: Object) -> Object:
     conditions: list[Object] = node.get("status", {}).get("conditions") or []
-    return next((one for one in conditions if one["type"] == CONDITION), {})
+    return next((condition for condition in conditions if condition["type"] == CONDITION), {})
 
 
 def _is_marked(node: Object) -> bool:

@@ -1,4 +1,4 @@
-"""Builds, reads and changes a job's PodGroup, and marks its pods.
+"""Builds and reads a job's PodGroup, the object by which gang schedulers place all workers or none.
 
 Pure; called by `platform`, `api_writes` and `pods`.
 """
@@ -15,13 +15,13 @@ Object = dict[str, Any]
 
 
 def path(gang: Gang, namespace: str = "", name: str = "") -> str:
-    """The path of all pod groups, of a namespace's, or of one."""
-    place = f"/namespaces/{namespace}" if namespace else ""
-    return f"/apis/{GANG_SCHEDULERS[gang].api_version}{place}/podgroups" + (f"/{name}" if name else "")
+    """Returns the API path of all pod groups, of those in a namespace, or of one."""
+    namespace_path = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/{GANG_SCHEDULERS[gang].api_version}{namespace_path}/podgroups" + (f"/{name}" if name else "")
 
 
 def build_pod_group(job: api_objects.JobIdentity, group: PodGroup) -> Object:
-    """Builds the PodGroup of a job, which goes with it."""
+    """Builds the PodGroup of a job; it is deleted together with the job."""
     timeout = group.schedule_timeout_seconds
     return {
         "apiVersion": GANG_SCHEDULERS[group.gang].api_version,
@@ -39,26 +39,26 @@ def build_pod_group(job: api_objects.JobIdentity, group: PodGroup) -> Object:
     }
 
 
-def pod_group_patch(stored: Object, wanted: Object) -> list[Object]:
-    """Builds the JSON Patch from a stored PodGroup to the wanted one.
+def pod_group_patch(stored: Object, desired: Object) -> list[Object]:
+    """Builds the JSON Patch that changes a stored PodGroup to the desired one.
 
-    It tests the version that was read, so that a call that is carried out late undoes no newer one.
+    It tests the resourceVersion that was read, so that a delayed call does not undo a newer one.
     """
     metadata = stored["metadata"]
     tests = [
         {"op": "test", "path": f"/metadata/{name}", "value": metadata[name]} for name in ("uid", "resourceVersion")
     ]
-    marks = {**(metadata.get("labels") or {}), **wanted["metadata"]["labels"]}
-    spec = {**(stored.get("spec") or {}), **wanted["spec"]}
-    changes = {"/metadata/labels": (metadata.get("labels"), marks), "/spec": (stored.get("spec"), spec)}
+    labels = {**(metadata.get("labels") or {}), **desired["metadata"]["labels"]}
+    spec = {**(stored.get("spec") or {}), **desired["spec"]}
+    changes = {"/metadata/labels": (metadata.get("labels"), labels), "/spec": (stored.get("spec"), spec)}
     return [
         *tests,
-        *({"op": "add", "path": place, "value": new} for place, (old, new) in changes.items() if old != new),
+        *({"op": "add", "path": path, "value": new} for path, (old, new) in changes.items() if old != new),
     ]
 
 
 def observe_pod_group(gang: Gang, stored: Object) -> ObservedPodGroup:
-    """Translates a stored PodGroup."""
+    """Converts a stored PodGroup to the form that plans read."""
     metadata, spec = stored["metadata"], stored.get("spec") or {}
     return ObservedPodGroup(
         PodGroup(gang, int(spec.get("minMember") or 0), spec.get("scheduleTimeoutSeconds")),
@@ -68,20 +68,17 @@ def observe_pod_group(gang: Gang, stored: Object) -> ObservedPodGroup:
 
 
 def plan_fields(stored: Object) -> tuple[Any, ...]:
-    """All of a stored PodGroup that a plan depends on.
+    """Returns the fields of a stored PodGroup that a plan depends on.
 
-    Schedulers write when they looked last, again and again; that shall wake no job.
+    Schedulers update the other fields all the time; such updates must not cause a reconcile.
     """
     metadata = stored["metadata"]
-    found = (metadata["uid"], metadata.get("deletionTimestamp"), metadata.get("labels"))
-    return (*found, metadata.get("ownerReferences"), stored.get("spec"))
+    identity = (metadata["uid"], metadata.get("deletionTimestamp"), metadata.get("labels"))
+    return (*identity, metadata.get("ownerReferences"), stored.get("spec"))
 
 
 def join_pod_group(pod: Object, job: TrainingJob) -> None:
-    """Puts a worker's pod into its job's group.
-
-    And before the scheduler that reads the group, unless the template names one.
-    """
+    """Adds a worker's pod to its job's group, and selects the gang scheduler unless the template names a scheduler."""
     policy = job.spec.scheduling_policy
     if policy is None:
         return

@@ -120,8 +120,8 @@ def test_the_server_s_reason_leads_and_whole_objects_are_left_out() -> None:
     assert said.startswith(
         '"" is invalid: patch: Invalid value: "…": strict decoding error: unknown field "status.serial"'
     )
-    assert "does the CustomResourceDefinition in the cluster fit this operator?" in said
-    assert said.endswith(f"(422 Invalid: the API server refused to PATCH {JOB}/status)")
+    assert "if the CustomResourceDefinition in the cluster is older than this operator" in said
+    assert said.endswith(f"(422 Invalid: the API server rejected PATCH {JOB}/status)")
     assert len(said) < 600
 
 

@@ -166,11 +166,11 @@ def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
     stored["status"] = {}
     tests = api_writes.status_patch(stored, {}, stamp(JobStatus()))[1:3]
-    assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/world", None)]
+    assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/membership", None)]
     new = JobStatus(serial=7, membership=Membership(3, "Claimed"))
     tests = api_writes.status_patch(stored, {}, stamp(new))[1:4]
     assert [o["value"] for o in tests] == [7, 3, "Claimed"]
-    assert [o["path"] for o in tests] == ["/status/serial", "/status/world/epoch", "/status/world/state"]
+    assert [o["path"] for o in tests] == ["/status/serial", "/status/membership/generation", "/status/membership/state"]
     stored["status"] = status_to_json(new)
     assert api_writes.stored_stamp(stored) == stamp(new)
 
@@ -180,7 +180,7 @@ def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> No
     nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
     expecting = stamp(JobStatus(membership=Membership(1, "Claimed")))
     tests = [o for o in api_writes.status_patch(nobody_wrote, {}, expecting) if o["op"] == "test"]
-    assert ("/status/world/epoch", 1) in [(o["path"], o["value"]) for o in tests]
+    assert ("/status/membership/generation", 1) in [(o["path"], o["value"]) for o in tests]
 
 
 def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
