@@ -70,9 +70,9 @@ async def test_a_quota_that_is_used_up_keeps_no_replacement_away(kind: str, capl
             await make(fabric, 0, attempt)
     assert len(server.made("pods")) == 3
     assert refused(kind) == before + 2
-    assert [r.getMessage() for r in caplog.records if "could not be made anew" in r.getMessage()] == [
-        f"{kind[:-1].capitalize()} {server.made(kind)[0]['metadata']['name']} of job default/gpt could not be made anew:"
-        f" {QUOTA}; pods that refer to it wait if it is gone"
+    assert [r.getMessage() for r in caplog.records if "cannot create" in r.getMessage()] == [
+        f"cannot create {kind[:-1].capitalize()} {server.made(kind)[0]['metadata']['name']} of job default/gpt again:"
+        f" {QUOTA}; if it was deleted, pods that refer to it cannot start"
     ]
 
 

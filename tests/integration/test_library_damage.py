@@ -170,7 +170,9 @@ def test_a_damaged_folder_is_gone_on_from_and_what_was_passed_over_is_named(
     assert any(named in text for text in told) or not named, told
     assert newest is not None
     if wanted != 35:
-        assert any("step 35 of generation 1" in text and f"step {wanted} of generation 1" in text for text in told), told
+        assert any("step 35 of generation 1" in text and f"step {wanted} of generation 1" in text for text in told), (
+            told
+        )
     training.run(start + 1, start + 30, (start + 10, start + 20))
     training.checkpointer.close()
 

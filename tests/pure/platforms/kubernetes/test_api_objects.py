@@ -165,7 +165,7 @@ def workers(*pods: Any) -> list[str]:
     for one in pods:
         cache.workers._event("ADDED", one)
     fabric = KubernetesPlatform(cache, "team", "gpt", "u")
-    return [seen.name for seen in (*fabric._workers(fabric._pods()), *fabric._workers(fabric._pods()))]
+    return [seen.name for seen in (*fabric._observe_workers(fabric._own_pods()), *fabric._workers(fabric._pods()))]
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_a_stranger_is_left_out_and_told_of_once(stranger: Any, caplog: pytest.L
         assert workers(pod("true"), stranger) == ["true", "true"]
     namespace = stranger["metadata"]["namespace"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"pod {namespace}/x has labels of job team/gpt but another controller: ignoring it"
+        f"ignoring pod {namespace}/x, which has the labels of job team/gpt but is not controlled by it"
     ]
