@@ -21,7 +21,7 @@ def test_a_job_whose_pods_cannot_run_says_why(stage: Stage) -> None:
     refused = stage.job("refused", FIXED, pod={"serviceAccountName": "nobody"})
     unpulled = stage.job("unpulled", FIXED, pod={"containers": [UNPULLABLE]})
     misspelt = stage.job("misspelt", FIXED, pod={"tolerationz": []})
-    refused.wait("the refusal is on the job", lambda: scheduled(refused)[0] == "Refused")
+    refused.wait("the refusal is on the job", lambda: scheduled(refused)[0] == "CreationRejected")
     assert 'service account scenarios/nobody: serviceaccount "nobody" not found' in scheduled(refused)[1]
     refused.wait("it is an event", lambda: refused.events("WorkerCreationFailed"))
     unpulled.wait("the kubelet's words are on the job", lambda: scheduled(unpulled)[0] == "ImagePullBackOff")

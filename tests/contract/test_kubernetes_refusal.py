@@ -200,7 +200,7 @@ async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused
     (left,) = operator.told("PersistentDataNotDeleted")
     assert left.startswith(refusal)
     assert "s3://bucket/prefix/u was not deleted" in left
-    assert all(text.startswith(refusal) for text in operator.told("PersistentDataDeletionRefused"))
+    assert all(text.startswith(refusal) for text in operator.told("PersistentDataDeletionRejected"))
 
 
 async def test_a_misspelt_field_of_the_template_fails_the_job_with_the_servers_sentence(
@@ -286,4 +286,4 @@ async def test_a_job_whose_records_cannot_be_handled_is_tried_again_even_where_s
     assert enough.is_set()
     running.cancel()
     await asyncio.gather(running, tried, return_exceptions=True)
-    assert any("Surefoot cannot plan for this job: MemoryError" in text for text in operator.told("RecordsRefused"))
+    assert any("Surefoot cannot plan for this job: MemoryError" in text for text in operator.told("RecordsRejected"))

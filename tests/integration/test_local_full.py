@@ -25,7 +25,7 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
         run.wait_for_step(45)
         assert run.status.last_complete is None
         protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
-        assert (protected.status, protected.reason) == ("False", "Stalled")
+        assert (protected.status, protected.reason) == ("False", "Overdue")
         assert "; checkpoints do not fit: node-" in protected.message
         document = json.loads(run.run_folder.job.read_text())
         document["spec"]["checkpoint"]["memory"]["sizeLimit"] = "64Mi"
@@ -40,6 +40,6 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
     assert run.status.last_complete is not None
     assert run.status.last_complete.step == 90
     protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
-    assert (protected.status, protected.reason) == ("True", "Protected")
+    assert (protected.status, protected.reason) == ("True", "SufficientCopies")
     incomplete = done.told("SaveUnderReplicated")
     assert any("full" in text or "memory" in text for text in incomplete), incomplete

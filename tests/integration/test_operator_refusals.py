@@ -68,7 +68,7 @@ class Stand:
         return next((one for one in self.status.get("conditions", []) if one["type"] == "ApiAccepted"), {})
 
     def events(self) -> list[str]:
-        return [one["message"] for one in self.server.all("events") if one["reason"] == "ApiRefused"]
+        return [one["message"] for one in self.server.all("events") if one["reason"] == "ApiCallRejected"]
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         try:

@@ -191,7 +191,7 @@ def test_a_deleted_pod_costs_no_step(least: int) -> None:
     for seed in range(8):
         trace = "\n".join(simulate(seed, wish, tracing=True).trace)
         before, deleted, _ = trace.partition("-1 is deleted")
-        if deleted and "epoch 1 runs" in before:
+        if deleted and "generation 1 runs" in before:
             until, _, after = trace.partition("epoch 2 restores ")
             step = re.findall(r"3 of 3 workers hold at step (\d+)", until)[-1]
             assert after.startswith(f"step {step} of epoch 1"), f"seed {seed}"

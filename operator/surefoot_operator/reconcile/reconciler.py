@@ -432,7 +432,7 @@ class Reconciler:
         stopped = with_refused_records(status, (why,), self._dependencies.clock())
         if stopped == status:
             return
-        self.recorder.record((Event(reasons.RECORDS_REFUSED, why, warning=True),))
+        self.recorder.record((Event(reasons.RECORDS_REJECTED, why, warning=True),))
         try:
             await self._dependencies.platform.patch_status(stopped, status)
         except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop

@@ -80,7 +80,7 @@ from surefoot_operator.policy.membership.restore_decisions import (
 # wait for each other for ever. So a job that is short of workers for too long releases all of them, and asks again
 # after a pause of its own.
 
-RELEASED = "Released"
+RELEASED = "NodesReleased"
 """Reason of PodsScheduled while no workers are asked for."""
 
 _FIRST_PAUSE = 0.1

@@ -49,9 +49,9 @@ from surefoot_operator.policy.membership.workers import WorkerChanges, reconcile
 from surefoot_operator.reasons import (
     JOB_COMPLETE,
     JOB_FAILED,
+    PERSISTENT_DATA_DELETED,
     PERSISTENT_DATA_NOT_DELETED,
-    PERSISTENT_DELETED,
-    PERSISTENT_REFUSED,
+    PERSISTENT_DELETION_REJECTED,
 )
 
 LAST_SAVE_SECONDS = 30.0
@@ -174,7 +174,7 @@ def next_purge_step(facts: WorldTierFacts) -> PurgeDecision | None:
     last, call = _last(facts), facts.purge_call
     if last is not None and last.phase == "Succeeded":
         reason = f"{place} was deleted"
-        return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
+        return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_DELETED, reason),))
     if call.under_way:
         return PurgeDecision(f"the job was deleted; the pod that deletes {place} is being created")
     due = last.created_seconds + PURGE_SECONDS if last is not None else facts.now
@@ -217,7 +217,9 @@ def _refused(facts: TierFacts, place: str, last: ObservedPurge | None) -> PurgeD
     again = call.last_seconds + RETRY_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
     if facts.now < again:
         return PurgeDecision(reason, until_seconds=min(again, end))
-    return PurgeDecision(reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_REFUSED, reason, warning=True),))
+    return PurgeDecision(
+        reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_DELETION_REJECTED, reason, warning=True),)
+    )
 
 
 def _given_up(why: str) -> PurgeDecision:

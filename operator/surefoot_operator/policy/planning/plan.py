@@ -1,7 +1,12 @@
 """Plans a job's next status and actions from one snapshot.
 
-Pure and level-triggered; called by `reconcile` with every new snapshot. Killed after any prefix of its actions and
-asked again, it reaches the same world. One plan claims or commits at most once; the rest follows with the next.
+Pure and level-triggered: `reconcile` calls it with every new snapshot. An operator that is killed after any of the plan's
+actions and plans again arrives at the same membership. Three rules make this so:
+
+* A decision is stored before it is acted upon: the plan only changes the status, and the next plan, from a snapshot with
+  that status, acts.
+* One plan claims or commits a generation at most once.
+* Whatever waits has a reason, which users read as the job's message, and a time at which it is planned again.
 """
 
 from __future__ import annotations
@@ -67,163 +72,200 @@ from surefoot_operator.policy.membership.restore_decisions import (
 from surefoot_operator.policy.membership.restore_point import choose_restore_point, describe, has_nothing_newer
 from surefoot_operator.policy.membership.rollback import heal
 from surefoot_operator.policy.membership.workers import group_step, start_failure
-from surefoot_operator.policy.report.blockers import find_blocker, unheard_due, unheard_members, unheard_message
+from surefoot_operator.policy.report.blockers import (
+    describe_unconnected,
+    find_blocker,
+    unconnected_deadline,
+    unconnected_members,
+)
 from surefoot_operator.policy.report.status_conditions import reported_loss_message, status_change_events, summarize
 
-# ---- plan of a claimed epoch -----------------------------------------------------------------------------------------
-# Plans a claimed epoch: its restore point, its members, its commit. Pure; called below while a world is Claimed. A
-# claim that waits keeps its reason and a time to look again, so that nothing waits without a word or for ever.
+# ---- plan of a claimed generation ------------------------------------------------------------------------------------
+# Chooses the restore point and the members of a claimed generation and commits it. Called below while the membership is
+# Claimed.
 
 UPLOAD_AFTER_SECONDS = 30.0
-"""A claim that waits so long for workers may wait for hours: its newest checkpoint goes to the persistent tier meanwhile."""
+"""Time that a claim waits for workers before its newest checkpoint is uploaded. The wait may last hours, in which nodes of
+the memory tier can fail."""
 
 
 def plan_claimed(facts: Facts) -> PhaseDecision:
+    """Plans the next step of a claimed generation: reads the tiers, waits for workers, commits, or ends the job."""
     choice = choose_restore_point(facts)
+
+    # no checkpoint to restore: the job fails, or an older checkpoint is recorded as the target first
     if isinstance(choice, TotalLoss):
-        over = fail_job(facts, choice.reason)
-        return replace(over, events=(Event(reasons.CHECKPOINT_LOST, choice.reason, True), *over.events))
+        failing = fail_job(facts, choice.reason)
+        return replace(failing, events=(Event(reasons.CHECKPOINT_LOST, choice.reason, True), *failing.events))
     if isinstance(choice, SourceCheckpointMissing):
         return fail_job(facts, choice.reason)
     if isinstance(choice, RollbackTargetLost):
         return _advance_rollback(facts, choice)
     if isinstance(choice, LastUploadedLost):
         return _without_last_uploaded(facts, choice)
-    stopped = not isinstance(choice, RestorePending) or choice.stopped
-    status = _explained(facts)
-    phased = incidents.record_phases(facts, status.incidents, stopped, isinstance(choice, RestoreChosen))
-    status = replace(status, incidents=phased)
+
+    # record the phases of the incident that are over
+    trainers_stopped = not isinstance(choice, RestorePending) or choice.stopped
+    status = _with_explained_incident(facts)
+    recorded = incidents.record_phases(facts, status.incidents, trainers_stopped, isinstance(choice, RestoreChosen))
+    status = replace(status, incidents=recorded)
+
+    # a deadline or a worker that cannot start ends the job, but its newest checkpoint is uploaded first
     cause = overdue_reason(facts) or (start_failure(facts) if isinstance(choice, RestorePending) else None)
     if status.ending is None and cause:
         status = replace(status, ending=Ending(cause, facts.now))
-    phased_facts = facts.with_status(status)
+    updated_facts = facts.with_status(status)
     if status.ending is not None:
-        return _end_claimed(phased_facts, status.ending, choice)
+        return _end_claimed(updated_facts, status.ending, choice)
     if isinstance(choice, RestoreChosen):
-        return _commit(phased_facts, choice)
-    reason = choice.reason if facts.spec.suspend else _waiting_with_blocker(facts, choice.reason)
+        return _commit(updated_facts, choice)
+
+    # wait until the tiers are read; a suspended job keeps its workers only as long as their agents must answer
+    reason = choice.reason if facts.spec.suspend else _with_blocker(facts, choice.reason)
     lost = choice.lost or reported_loss_message(facts)
     base = PhaseDecision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
     if facts.spec.suspend:
-        heard = any(is_responsive(facts, s) for s in facts.sessions.values())
-        return base if heard and not lost else with_workers(facts, base, NO_WORKERS)
-    return _waiting(facts, base, None)
+        has_responsive_agent = any(is_responsive(facts, s) for s in facts.sessions.values())
+        return base if has_responsive_agent and not lost else with_workers(facts, base, NO_WORKERS)
+    return _wait_for_workers(facts, base, None)
 
 
 def _end_claimed(facts: WorldTierFacts, ending: Ending, choice: RestoreChosen | RestorePending) -> PhaseDecision:
-    """The job ends with what it has: read first, as for a world that begins, then uploaded; each within the same time."""
-    until = ending.since_seconds + RESCUE_SECONDS
-    if isinstance(choice, RestorePending) and uploading_agents(facts) and facts.now < until:
-        wakes = (until, choice.until_seconds)
+    """Ends the job after its tiers are read and its newest checkpoint is uploaded, each for `RESCUE_SECONDS` at most."""
+    deadline = ending.since_seconds + RESCUE_SECONDS
+    if isinstance(choice, RestorePending) and uploading_agents(facts) and facts.now < deadline:
+        wakes = (deadline, choice.until_seconds)
         return PhaseDecision(f"{ending.reason}; {choice.reason}", facts.status, choice.actions, wakes=wakes)
     return fail_job(facts, ending.reason, ending.since_seconds)
 
 
 def _advance_rollback(facts: JobFacts, choice: RollbackTargetLost) -> PhaseDecision:
-    """Durable before it is acted upon, as the rollback itself was: the next plan commits it."""
-    back = facts.status.rollback
-    assert back is not None
-    status = replace(facts.status, rollback=replace(back, to_step=choice.to_step, target_known_good=False))
+    """Stores an older target of the rollback, as the present one is lost; the next plan restores it."""
+    rollback = facts.status.rollback
+    assert rollback is not None
+    status = replace(facts.status, rollback=replace(rollback, to_step=choice.to_step, target_known_good=False))
     event = Event(reasons.ROLLED_BACK, choice.reason, True)
     return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 
 def _without_last_uploaded(facts: JobFacts, choice: LastUploadedLost) -> PhaseDecision:
-    """Durable before it is acted upon: what is bad binds nobody, and the next plan restores an older one."""
+    """Stores that the last uploaded checkpoint is unreadable; the next plan restores an older one."""
     status = replace(facts.status, unreadable_checkpoints=add_unreadable(facts.status, choice.last_uploaded))
     event = Event(reasons.CHECKPOINT_UNREADABLE, choice.reason, True)
     return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 
-def _explained(facts: WorldNodeFacts) -> JobStatus:
-    """A node that lost its power is silent at first, and all that is heard is how others lost their connections to it:
-    once it is seen, that is the cause, and no restart that the program could be blamed for."""
+def _with_explained_incident(facts: WorldNodeFacts) -> JobStatus:
+    """Attributes the open incident to a node, worker or agent that was found dead after it was recorded.
+
+    A node that lost power is only silent at first; its peers report broken connections. Once its death is known, that is
+    the cause, and the restart no longer counts against the program.
+    """
     incident = incidents.open_incident(facts.status.incidents)
     death = observed_death(facts) if incident is not None and incident.unexplained else None
     if incident is None or death is None:
         return facts.status
     reason = f"{death.reason}: {incident.reason}"
-    known = replace(incident, kind=death.kind, reason=reason, worker=death.worker, node=death.node, unexplained=False)
-    row = max(0, facts.status.no_progress_restarts - 1)
-    return replace(facts.status, incidents=(*facts.status.incidents[:-1], known), no_progress_restarts=row)
+    explained = replace(
+        incident, kind=death.kind, reason=reason, worker=death.worker, node=death.node, unexplained=False
+    )
+    no_progress_restarts = max(0, facts.status.no_progress_restarts - 1)
+    return replace(
+        facts.status,
+        incidents=(*facts.status.incidents[:-1], explained),
+        no_progress_restarts=no_progress_restarts,
+    )
 
 
 def _commit(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
+    """Commits the generation once its members are selected, or waits for workers."""
+    # a suspended job commits a generation without members, after its checkpoint is uploaded
     if facts.spec.suspend:
-        first = upload_before_failing(facts, facts.membership.changed_seconds)
-        if first is not None:
-            reason = f"the job is suspended; {first.reason}"
-            return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
+        pending_upload = upload_before_failing(facts, facts.membership.changed_seconds)
+        if pending_upload is not None:
+            reason = f"the job is suspended; {pending_upload.reason}"
+            return PhaseDecision(reason, facts.status, wakes=(pending_upload.until_seconds,), uploads=True)
         status = commit_generation(facts, choice, ())
         reason = lifecycle.suspended_message(facts, choice.parent)
         return PhaseDecision(
-            reason, status, events=(Event(reasons.GENERATION_COMMITTED, reason), *_unknown(facts, choice))
+            reason, status, events=(Event(reasons.GENERATION_COMMITTED, reason), *_loss_events(facts, choice))
         )
-    pause = pause_until(facts)
-    if pause is not None:
-        row = facts.status.no_progress_restarts
-        reason = f"{facts.membership.reason}; restart {row} in a row without a new step: pausing before the next"
-        base = PhaseDecision(reason, facts.status, wakes=(pause,))
+
+    # restarts without progress are spaced further and further apart
+    pause_end_seconds = pause_until(facts)
+    if pause_end_seconds is not None:
+        restarts = facts.status.no_progress_restarts
+        reason = f"{facts.membership.reason}; restart {restarts} in a row without a new step: pausing before the next"
+        base = PhaseDecision(reason, facts.status, wakes=(pause_end_seconds,))
         return with_workers(facts, base, required_indices(facts))
-    tie = tie_of(facts, choice.parent)
-    found = select_members(facts, tie)
-    worn = start_failure(facts) if not found.members else None
-    if worn is not None:
-        return fail_job(facts, worn)
-    if not found.members:
-        reason = _waiting_with_blocker(facts, found.waiting or "waiting for workers")
+
+    # too few workers: wait, and upload the checkpoint if that takes long
+    constraint = tie_of(facts, choice.parent)
+    selection = select_members(facts, constraint)
+    start_problem = start_failure(facts) if not selection.members else None
+    if start_problem is not None:
+        return fail_job(facts, start_problem)
+    if not selection.members:
+        reason = _with_blocker(facts, selection.waiting or "waiting for workers")
         incident = incidents.open_incident(facts.status.incidents)
         if incident is not None and incident.kind == "planned" and choice.parent is not None:
             step = choice.parent.step
             reason = f"{facts.membership.reason}; training continues from step {step} once enough workers run: {reason}"
-        due = facts.membership.changed_seconds + UPLOAD_AFTER_SECONDS
-        wakes = (found.until_seconds, due if facts.now < due else None)
-        base = PhaseDecision(reason, facts.status, wakes=wakes, uploads=facts.now >= due)
-        return _waiting(facts, base, None if tie is None else tie.workers(facts.spec))
-    status = commit_generation(facts, choice, found.members)
-    world = status.membership or facts.membership
-    reason = f"{describe(world, choice.parent)} with {world.world_size} ranks on {len(world.members)} workers"
-    reason = f"{reason}; {found.sums}" if found.sums else reason
-    alike = shared_findings(facts)
-    told = (Event(reasons.COMMON_NODE_FAULT, alike, True),) if alike else ()
-    events = (Event(reasons.GENERATION_COMMITTED, reason), *_unknown(facts, choice), *told)
+        upload_seconds = facts.membership.changed_seconds + UPLOAD_AFTER_SECONDS
+        wakes = (selection.until_seconds, upload_seconds if facts.now < upload_seconds else None)
+        base = PhaseDecision(reason, facts.status, wakes=wakes, uploads=facts.now >= upload_seconds)
+        return _wait_for_workers(facts, base, None if constraint is None else constraint.workers(facts.spec))
+
+    status = commit_generation(facts, choice, selection.members)
+    membership = status.membership or facts.membership
+    reason = (
+        f"{describe(membership, choice.parent)} with {membership.world_size} ranks on {len(membership.members)} workers"
+    )
+    reason = f"{reason}; {selection.sums}" if selection.sums else reason
+    common_fault = shared_findings(facts)
+    fault_events = (Event(reasons.COMMON_NODE_FAULT, common_fault, True),) if common_fault else ()
+    events = (Event(reasons.GENERATION_COMMITTED, reason), *_loss_events(facts, choice), *fault_events)
     return PhaseDecision(reason, status, events=events)
 
 
-def _waiting(facts: WorldNodeFacts, base: PhaseDecision, tied: int | None) -> PhaseDecision:
-    """Workers are asked for, unless too few of them have held nodes for too long."""
-    kept = update_scheduling(facts, tied)
+def _wait_for_workers(facts: WorldNodeFacts, base: PhaseDecision, fixed_count: int | None) -> PhaseDecision:
+    """Asks for workers, unless too few of them occupied nodes for too long: then all give their nodes back.
+
+    Args:
+        fixed_count: the only number of workers that can restore the checkpoint; None: any size that the spec allows.
+    """
+    scheduling = update_scheduling(facts, fixed_count)
     base = replace(
         base,
-        reason=kept.reason or base.reason,
-        status=replace(base.status, scheduling=kept.scheduling),
-        events=(*base.events, *kept.events),
-        wakes=(*base.wakes, due_seconds(facts, kept.scheduling)),
+        reason=scheduling.reason or base.reason,
+        status=replace(base.status, scheduling=scheduling.scheduling),
+        events=(*base.events, *scheduling.events),
+        wakes=(*base.wakes, due_seconds(facts, scheduling.scheduling)),
     )
-    return with_workers(facts, base, NO_WORKERS if kept.reason else required_indices(facts))
+    return with_workers(facts, base, NO_WORKERS if scheduling.reason else required_indices(facts))
 
 
-def _waiting_with_blocker(facts: WorldNodeFacts, reason: str) -> str:
-    """What is waited for, and what keeps workers from running meanwhile."""
-    why = find_blocker(facts)
-    return reason if why is None else f"{reason}; {why.text}"
+def _with_blocker(facts: WorldNodeFacts, reason: str) -> str:
+    """Appends what keeps workers from running to the reason of a wait."""
+    blocker = find_blocker(facts)
+    return reason if blocker is None else f"{reason}; {blocker.text}"
 
 
-def _unknown(facts: TierFacts, choice: RestoreChosen) -> tuple[Event, ...]:
-    """What may have been lost by not waiting longer."""
-    since = _restart_if_allowed(choice.parent)
-    own = None if choice.parent is None or choice.parent.imported else choice.parent
+def _loss_events(facts: TierFacts, choice: RestoreChosen) -> tuple[Event, ...]:
+    """Returns warnings about steps that may be lost, because the operator stopped waiting for a copy."""
+    restart_point = _restart_point(choice.parent)
+    parent = None if choice.parent is None or choice.parent.imported else choice.parent
     events = [
         Event(
             reasons.MEMORY_SERVER_LOST,
-            f"{e.instance} did not answer; steps after {since} that only it held are lost",
+            f"memory server {lost.instance} did not answer; steps after {restart_point} that were only there are lost",
             True,
         )
-        for e in choice.lost_servers
-        if not has_nothing_newer(facts, facts.servers.get(e.instance), own)
+        for lost in choice.lost_servers
+        if not has_nothing_newer(facts, facts.servers.get(lost.instance), parent)
     ]
     if choice.unlisted:
-        text = f"the persistent tier did not answer; steps after {since} that only it held are lost"
+        text = f"the persistent tier did not answer; steps after {restart_point} that were only there are lost"
         events.append(Event(reasons.MEMORY_SERVER_LOST, text, True))
     if (choice.parent is None or choice.parent.imported) and facts.status.had_checkpoint:
         text = f"every checkpoint of this job is lost; training begins again at {choice.parent or 'step 0'}"
@@ -231,45 +273,59 @@ def _unknown(facts: TierFacts, choice: RestoreChosen) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _restart_if_allowed(parent: Checkpoint | None) -> str:
+def _restart_point(parent: Checkpoint | None) -> str:
     return f"step {parent.step}" if parent else "the beginning"
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
 
 MIN_WAKE_SECONDS = 0.01
+"""Shortest time until the next plan: a wake in the past must not become a busy loop."""
 
-_OF_TRAINERS = ("trainer-failed", "hang", "startup")
+_TRAINER_FAILURE_KINDS = ("trainer-failed", "hang", "startup")
 
 
-def plan(seen: JobSnapshot) -> Plan:
-    """Decides what to do now, with the reason as a sentence."""
-    facts, found = _add_unreadable(gather(seen))
-    facts, sick, settled = _add_unhealthy(facts)
+def plan(snapshot: JobSnapshot) -> Plan:
+    """Decides what to do now and why.
+
+    Every plan runs the same stages: it records new findings (unreadable checkpoints, unhealthy nodes, stragglers),
+    decides on the membership, and derives the conditions and events of the new status.
+    """
+    facts, unreadable_events = _add_unreadable(gather(snapshot))
+    facts, unhealthy_events, unhealthy_wake = _add_unhealthy(facts)
     facts = _with_stragglers(facts)
     decision = _decide(facts)
-    known = replace(decision.status, incidents=incidents.record_replacement(facts, decision.status.incidents))
-    status = summarize(facts, known, decision.reason, decision.lost)
-    events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
+
+    status = replace(decision.status, incidents=incidents.record_replacement(facts, decision.status.incidents))
+    status = summarize(facts, status, decision.reason, decision.lost)
+    events = (
+        *unreadable_events,
+        *unhealthy_events,
+        *decision.events,
+        *status_change_events(snapshot.status, status),
+    )
+
+    # plan again at the earliest time at which anything may change by itself; at once after a claim or commit
     group = group_step(facts)
     wakes = (
-        settled,
+        unhealthy_wake,
         group.until_seconds,
-        _deadline_left(facts, status),
-        _unheard_due(facts),
+        _remaining_deadline(facts, status),
+        _unconnected_wake(facts),
     )
     wake = earliest((*decision.wakes, *wakes))
-    if status.membership != seen.status.membership:
-        after: float | None = 0.0
+    if status.membership != snapshot.status.membership:
+        wake_after_seconds: float | None = 0.0
     else:
-        after = None if wake is None else max(MIN_WAKE_SECONDS, wake - seen.now_seconds)
-    # last: nothing that training waits for may fail for it
+        wake_after_seconds = None if wake is None else max(MIN_WAKE_SECONDS, wake - snapshot.now_seconds)
+
+    # the finalizer comes last: a failed call for it must not keep back anything that training waits for
     actions = (*group.actions, *decision.actions, *finalizer_actions(facts))
-    return Plan(actions, status, decision.reason, events, after, decision.uploads)
+    return Plan(actions, status, decision.reason, events, wake_after_seconds, decision.uploads)
 
 
 def _add_unreadable(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
-    """What uploads found to be bad counts from this very round."""
+    """Adds checkpoints that uploads found unreadable, so that this plan already avoids them."""
     status, events = facts.status, []
     for checkpoint in unreadable_by_upload(facts) if status.phase not in ("Complete", "Failed") else ():
         status = replace(status, unreadable_checkpoints=add_unreadable(status, checkpoint))
@@ -279,18 +335,18 @@ def _add_unreadable(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
 
 
 def _add_unhealthy(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | None]:
-    """What agents found on their nodes counts from this very round."""
+    """Adds nodes that agents found unhealthy, so that this plan already avoids them; also returns events and a wake."""
     status = facts.status
     if status.phase in ("Complete", "Failed"):
         return facts, (), None
-    sick, events, due = unhealthy_nodes.update_unhealthy_nodes(facts)
-    if sick == status.unhealthy_nodes:
-        return facts, events, due
-    return gather(replace(facts.snapshot, status=replace(status, unhealthy_nodes=sick))), events, due
+    unhealthy, events, wake = unhealthy_nodes.update_unhealthy_nodes(facts)
+    if unhealthy == status.unhealthy_nodes:
+        return facts, events, wake
+    return gather(replace(facts.snapshot, status=replace(status, unhealthy_nodes=unhealthy))), events, wake
 
 
 def _with_stragglers(facts: Facts) -> Facts:
-    """Who is slow counts from this very round."""
+    """Adds the ranks that are slow now, so that this plan already acts on them."""
     if facts.status.phase in ("Complete", "Failed"):
         return facts
     status = decide_straggler_actions(facts, replace(facts.status, stragglers=stragglers.current_stragglers(facts)))
@@ -298,148 +354,167 @@ def _with_stragglers(facts: Facts) -> Facts:
 
 
 def _decide(facts: Facts) -> PhaseDecision:
+    """Decides by the job's phase of life: ended, failing, not yet started, claimed or committed."""
     status = facts.status
     if facts.job.deleted or status.phase in ("Complete", "Failed"):
-        left = cleanup_after_end(facts)
-        status = replace(status, memory_cleared=status.memory_cleared or left.done)
-        return PhaseDecision(left.reason, status, left.actions, left.events, (left.until_seconds,))
-    over = status.ending.reason if status.ending is not None else lifecycle.overdue_reason(facts)
-    if over and (status.membership is None or status.membership.state == "Committed"):
-        return fail_job(facts, over)
+        cleanup = cleanup_after_end(facts)
+        status = replace(status, memory_cleared=status.memory_cleared or cleanup.done)
+        return PhaseDecision(cleanup.reason, status, cleanup.actions, cleanup.events, (cleanup.until_seconds,))
+    failure_reason = status.ending.reason if status.ending is not None else lifecycle.overdue_reason(facts)
+    if failure_reason and (status.membership is None or status.membership.state == "Committed"):
+        return fail_job(facts, failure_reason)
     if status.membership is None:
         if facts.spec.suspend:
-            return with_workers(facts, PhaseDecision("the job is suspended and has not begun", status), NO_WORKERS)
+            return with_workers(facts, PhaseDecision("the job is suspended and has not started", status), NO_WORKERS)
         return PhaseDecision("the job starts", claim_generation(facts, "the job starts"))
+    # stores are fenced by the newest generation that any of them knows: an older one could not write to them
     newest = newest_known_generation(facts)
     if newest > status.membership.generation or is_taken(facts):
         reason = (
-            f"epoch {newest} is known to holders, agents or the persistent tier but not to status: claiming a newer one"
+            f"generation {newest} is known to memory servers, agents or the persistent tier, but not to the status:"
+            " claiming a newer one"
         )
         return PhaseDecision(reason, claim_generation(facts, reason))
-    return plan_claimed(facts) if status.membership.state == "Claimed" else _committed(facts)
+    return plan_claimed(facts) if status.membership.state == "Claimed" else _plan_committed(facts)
 
 
-# ---- committed -----------------------------------------------------------------------------------------------------
+# ---- plan of a committed generation ----------------------------------------------------------------------------------
 
 
-def _committed(facts: Facts) -> PhaseDecision:
-    healed = heal(facts)
-    if healed is not None:
-        return healed
-    end = lifecycle.completion_of(facts)
-    if end is not None:
-        return _complete_job(facts, end)
-    found = detect_failures(facts)
-    if found.losses:
-        return _handle_failure(facts, found.losses[0])
-    if found.frozen is not None:
-        return PhaseDecision(found.frozen, facts.status, wakes=found.recheck_seconds)
-    halt = planned_change.next_change_step(facts)
-    if halt is not None and halt.claim:
-        return _plan_change(facts, halt.reason)
+def _plan_committed(facts: Facts) -> PhaseDecision:
+    """Plans for training workers: a rollback, the end, a failure, a planned change, or nothing but enough workers."""
+    rollback = heal(facts)
+    if rollback is not None:
+        return rollback
+    completion = lifecycle.completion_of(facts)
+    if completion is not None:
+        return _complete_job(facts, completion)
+    detection = detect_failures(facts)
+    if detection.losses:
+        return _handle_failure(facts, detection.losses[0])
+    if detection.frozen is not None:
+        return PhaseDecision(detection.frozen, facts.status, wakes=detection.recheck_seconds)
+    change = planned_change.next_change_step(facts)
+    if change is not None and change.claim:
+        return _claim_for_change(facts, change.reason)
     base = PhaseDecision(
-        halt.reason if halt is not None else _steady(facts),
+        change.reason if change is not None else _describe_training(facts),
         replace(facts.status, incidents=incidents.close_incident(facts)),
-        halt.actions if halt is not None else (),
-        _restored(facts),
-        (*found.recheck_seconds, halt.until_seconds if halt is not None else None),
+        change.actions if change is not None else (),
+        _restored_events(facts),
+        (*detection.recheck_seconds, change.until_seconds if change is not None else None),
     )
     return with_workers(facts, base, NO_WORKERS if facts.spec.suspend else required_indices(facts))
 
 
-def _complete_job(facts: Facts, end: lifecycle.Completion) -> PhaseDecision:
-    """Every trainer has finished: the job is over, once what it ended with lies where people look for it."""
-    left = final_checkpoint.missing_from_final(facts) if end.phase == "Complete" else None
-    if isinstance(left, final_checkpoint.FinalCheckpointPending):
-        return PhaseDecision(left.reason, facts.status, left.actions, wakes=(left.until_seconds,))
-    if isinstance(left, Failure):
-        return _handle_failure(facts, left)
-    saved, patience = lifecycle.last_saved_checkpoint(facts)
-    if patience is not None:
-        reason = "every trainer finished; reading the holders again for the last checkpoint"
-        return PhaseDecision(reason, facts.status, wakes=(patience,))
-    if left is not None:
-        end = lifecycle.Completion("Failed" if left.fails else "Complete", left.reason)
-    over = end_job(facts, end, final_checkpoint.since(facts))
-    if over.status.completion_seconds is None:
-        return over
-    told = (Event(reasons.FINAL_STEP_NOT_SAVED, left.reason, warning=True),) if left is not None else ()
-    return replace(over, status=replace(over.status, last_complete=saved), events=(*told, *over.events))
+def _complete_job(facts: Facts, completion: lifecycle.Completion) -> PhaseDecision:
+    """Ends a job whose trainers have all finished, once its last checkpoint is in its tiers."""
+    missing = final_checkpoint.missing_from_final(facts) if completion.phase == "Complete" else None
+    if isinstance(missing, final_checkpoint.FinalCheckpointPending):
+        return PhaseDecision(missing.reason, facts.status, missing.actions, wakes=(missing.until_seconds,))
+    if isinstance(missing, Failure):
+        return _handle_failure(facts, missing)
+    last_saved, read_again_seconds = lifecycle.last_saved_checkpoint(facts)
+    if read_again_seconds is not None:
+        reason = "every trainer finished; reading the memory servers again for the last checkpoint"
+        return PhaseDecision(reason, facts.status, wakes=(read_again_seconds,))
+    if missing is not None:
+        completion = lifecycle.Completion("Failed" if missing.fails else "Complete", missing.reason)
+    ending = end_job(facts, completion, final_checkpoint.since(facts))
+    if ending.status.completion_seconds is None:
+        return ending
+    unsaved_events = (Event(reasons.FINAL_STEP_NOT_SAVED, missing.reason, warning=True),) if missing is not None else ()
+    status = replace(ending.status, last_complete=last_saved)
+    return replace(ending, status=status, events=(*unsaved_events, *ending.events))
 
 
-def _handle_failure(facts: Facts, loss: Failure) -> PhaseDecision:
-    """The epoch cannot go on: the next one is claimed, unless a budget says that enough is enough."""
+def _handle_failure(facts: Facts, failure: Failure) -> PhaseDecision:
+    """Claims the next generation after a failure, or fails the job if a restart budget is used up."""
     status = facts.status
-    reached = last_step(facts)
-    allowed = decide_restart(facts, loss, reached)
-    bad = add_unreadable(status, loss.unreadable_checkpoint)
-    lost = Event(reasons.TRAINER_FAILED if loss.kind in _OF_TRAINERS else reasons.WORKER_LOST, loss.reason, True)
+    reached_step = last_step(facts)
+    restart = decide_restart(facts, failure, reached_step)
+    unreadable = add_unreadable(status, failure.unreadable_checkpoint)
+    reason = reasons.TRAINER_FAILED if failure.kind in _TRAINER_FAILURE_KINDS else reasons.WORKER_LOST
+    unreadable_event = Event(reasons.CHECKPOINT_UNREADABLE, failure.reason, True)
     events = (
-        lost,
-        *((Event(reasons.CHECKPOINT_UNREADABLE, loss.reason, True),) if loss.unreadable_checkpoint is not None else ()),
+        Event(reason, failure.reason, True),
+        *((unreadable_event,) if failure.unreadable_checkpoint is not None else ()),
     )
+
+    # before a budget fails the job, a lost node that explains the failure may still be detected
     if (
-        allowed.rejection is not None
-        and allowed.corroboration_seconds is not None
-        and facts.now < allowed.corroboration_seconds
+        restart.rejection is not None
+        and restart.corroboration_seconds is not None
+        and facts.now < restart.corroboration_seconds
     ):
-        reason = f"{loss.reason}; waiting for a lost node or worker that explains it"
-        return PhaseDecision(reason, status, wakes=(allowed.corroboration_seconds,))
-    if allowed.rejection is not None:
-        over = fail_job(facts, allowed.rejection, loss.first_sign_seconds)
-        if over.status.phase != "Failed":
-            return over
-        limit = Event(reasons.RESTART_LIMIT, allowed.rejection, True)
-        # people look for who ended the job where they look for all others
-        known = replace(over.status, incidents=incidents.end_with_incident(facts, loss, reached))
-        return replace(over, status=known, events=(*events, limit, *over.events))
+        reason = f"{failure.reason}; waiting for a lost node or worker that explains it"
+        return PhaseDecision(reason, status, wakes=(restart.corroboration_seconds,))
+    if restart.rejection is not None:
+        ending = fail_job(facts, restart.rejection, failure.first_sign_seconds)
+        if ending.status.phase != "Failed":
+            return ending
+        limit_event = Event(reasons.RESTART_LIMIT, restart.rejection, True)
+        # the last failure is an incident like all others, so that users find its rank and node in the same place
+        status = replace(ending.status, incidents=incidents.end_with_incident(facts, failure, reached_step))
+        return replace(ending, status=status, events=(*events, limit_event, *ending.events))
     status = replace(
-        record_restart(claim_generation(facts, loss.reason), allowed, reached),
-        unreadable_checkpoints=bad,
-        excluded_nodes=exclude_nodes(facts, loss),
-        incidents=incidents.append_incident(facts, loss, reached),
+        record_restart(claim_generation(facts, failure.reason), restart, reached_step),
+        unreadable_checkpoints=unreadable,
+        excluded_nodes=exclude_nodes(facts, failure),
+        incidents=incidents.append_incident(facts, failure, reached_step),
     )
-    return PhaseDecision(loss.reason, status, events=events)
+    return PhaseDecision(failure.reason, status, events=events)
 
 
-def _plan_change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
-    """A planned change: everybody holds and is saved, or nobody runs."""
+def _claim_for_change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
+    """Claims the next generation for a planned change: every rank has saved and waits at the barrier, or none runs."""
     status = claim_generation(facts, reason)
     if facts.membership.members and not facts.spec.suspend:
-        loss = Failure("planned", reason, facts.now)
-        status = replace(status, incidents=incidents.append_incident(facts, loss, last_step(facts)))
+        change = Failure("planned", reason, facts.now)
+        status = replace(status, incidents=incidents.append_incident(facts, change, last_step(facts)))
     return PhaseDecision(reason, status)
 
 
-def _steady(facts: WorldTierFacts) -> str:
-    world = facts.membership
-    if not world.members:
-        return lifecycle.suspended_message(facts, world.parent) if facts.spec.suspend else "the world is empty"
-    if not has_stepped(facts, world.generation):
-        if unheard_members(facts):
-            return unheard_message(facts)
-        return f"{describe(world, world.parent)}, waiting for its first step"
-    return f"epoch {world.generation} runs with {world.world_size} ranks on {len(world.members)} workers"
+def _describe_training(facts: WorldTierFacts) -> str:
+    """Returns the message of a job that neither fails nor changes."""
+    membership = facts.membership
+    if not membership.members:
+        if facts.spec.suspend:
+            return lifecycle.suspended_message(facts, membership.parent)
+        return f"generation {membership.generation} has no members"
+    if not has_stepped(facts, membership.generation):
+        if unconnected_members(facts):
+            return describe_unconnected(facts)
+        return f"{describe(membership, membership.parent)}, waiting for its first step"
+    return (
+        f"generation {membership.generation} runs with {membership.world_size} ranks on"
+        f" {len(membership.members)} workers"
+    )
 
 
-def _restored(facts: WorldFacts) -> tuple[Event, ...]:
-    incident = incidents.close_incident(facts)[-1:] if facts.status.incidents else ()
-    if not incident or incident[0] == facts.status.incidents[-1]:
+def _restored_events(facts: WorldFacts) -> tuple[Event, ...]:
+    """Reports the incident that the first step of this generation closes."""
+    closed = incidents.close_incident(facts)[-1:] if facts.status.incidents else ()
+    if not closed or closed[0] == facts.status.incidents[-1]:
         return ()
-    done = incident[0]
-    seconds = (done.first_step_seconds or facts.now) - done.detected_seconds
-    source = f" from {done.restored_from}" if done.restored_from else ""
-    ranks = f" with {done.world_size_after} ranks" if done.world_size_after is not None else ""
-    text = f"training continues{ranks} {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
+    incident = closed[0]
+    seconds = (incident.first_step_seconds or facts.now) - incident.detected_seconds
+    source = f" from {incident.restored_from}" if incident.restored_from else ""
+    ranks = f" with {incident.world_size_after} ranks" if incident.world_size_after is not None else ""
+    text = (
+        f"training continues{ranks} {seconds:.1f} s after the first sign, {incident.steps_lost} steps lost,"
+        f" restored{source}"
+    )
     return (Event(reasons.RESTORED, text),)
 
 
-def _unheard_due(facts: WorldFacts) -> float | None:
-    """Once: what was reported at its time stands until somebody is heard."""
-    due = unheard_due(facts)
-    return due if due is not None and facts.now < due else None
+def _unconnected_wake(facts: WorldFacts) -> float | None:
+    """Returns when unconnected members are to be reported; None once they are: the report stays until they connect."""
+    deadline = unconnected_deadline(facts)
+    return deadline if deadline is not None and facts.now < deadline else None
 
 
-def _deadline_left(facts: JobFacts, status: JobStatus) -> float | None:
-    ends = status.phase in ("Complete", "Failed") or status.ending is not None
-    return None if ends else lifecycle.job_deadline(facts)
+def _remaining_deadline(facts: JobFacts, status: JobStatus) -> float | None:
+    """Returns when the job exceeds its deadline; None: it has none, or ends already."""
+    is_ending = status.phase in ("Complete", "Failed") or status.ending is not None
+    return None if is_ending else lifecycle.job_deadline(facts)

@@ -1,1 +1,1 @@
-"""Reports a job to people: conditions and events."""
+"""Derives the conditions, events and time accounting that users read of a job."""

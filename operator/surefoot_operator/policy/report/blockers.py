@@ -1,7 +1,7 @@
-"""Explains what keeps workers from running.
+"""Finds what keeps workers from running or the operator from managing a job, and words it for the status.
 
-Pure; called by `plan` and `status_conditions`. People look at the job; that its pods are refused, unscheduled or cannot start
-would otherwise appear only on the pods or in the operator's log.
+Pure; called by `plan`, `status_conditions` and `reconcile`. Users read the job's status: that its pods are rejected, unscheduled
+or cannot start would otherwise appear only on the pods or in the operator's log.
 """
 
 from __future__ import annotations
@@ -28,227 +28,249 @@ from surefoot_operator.policy.membership.workers import (
 )
 from surefoot_operator.rejected_calls import ApiCall, RefusedCall
 
-CREATION_REJECTED = "Refused"
-"""The fabric will not make a worker."""
+CREATION_REJECTED = "CreationRejected"
+"""The platform rejects the creation of a worker."""
 NO_GROUP = reasons.POD_GROUP_CREATION_FAILED
-"""The fabric has no pod group for workers that are to be in one."""
+"""The pod group that workers must belong to cannot be created."""
 UNSCHEDULABLE = "Unschedulable"
 NOT_STARTED = "ContainersNotStarted"
-EXITED_EARLY = "Ended"
+EXITED_EARLY = "ExitedEarly"
 OUT_OF_MEMORY = "OOMKilled"
 
 SLOW_SECONDS = 60.0
-"""A worker that has a node for so long and says nothing of why it does not run: what its kubelet waits for is on its pod."""
+"""Time after which a worker that has a node and neither runs nor reports why is a blocker: its pod's events name the cause."""
 
-_SAME = {"ErrImagePull": "ImagePullBackOff"}
-"""A kubelet tells one cause by turns: it fails, it waits."""
+_SAME_CAUSE = {"ErrImagePull": "ImagePullBackOff"}
+"""Reasons between which a kubelet alternates for one cause, while it fails and waits in turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hindrance:
-    """A cause: `reason` in one word, `text` as a sentence."""
+class Blocker:
+    """The first cause that keeps a worker from running."""
 
     reason: str
+    """Cause in one CamelCase word, a reason of the condition PodsScheduled."""
     text: str
+    """Cause as a sentence that names the worker."""
 
     @property
-    def placed(self) -> bool:
-        """Whether it concerns workers that have a node."""
+    def has_node(self) -> bool:
+        """Whether the blocked worker has a node already."""
         return self.reason not in (CREATION_REJECTED, NO_GROUP, UNSCHEDULABLE)
 
 
-def find_blocker(facts: WorldNodeFacts) -> Hindrance | None:
-    """Finds the first cause that keeps the world's workers from running."""
-    return _among(facts, member_indices(facts))
+def find_blocker(facts: WorldNodeFacts) -> Blocker | None:
+    """Finds the first cause that keeps the workers of the membership from running."""
+    return _find_blocker_among(facts, member_indices(facts))
 
 
-def find_spare_blocker(facts: WorldNodeFacts) -> Hindrance | None:
+def find_spare_blocker(facts: WorldNodeFacts) -> Blocker | None:
     """Finds the first cause that keeps spares from running."""
-    return _among(facts, required_indices(facts) - member_indices(facts))
+    return _find_blocker_among(facts, required_indices(facts) - member_indices(facts))
 
 
-def _among(facts: WorldNodeFacts, indexes: frozenset[int]) -> Hindrance | None:
+def _find_blocker_among(facts: WorldNodeFacts, indices: frozenset[int]) -> Blocker | None:
     newest = newest_workers(facts)
-    there = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
-    without = group_rejection(facts) if indexes - there else ""
-    if without:
-        return Hindrance(NO_GROUP, without)
-    refused = next((c for c in facts.creates if c.rejection and c.index in indexes), None)
-    if refused is not None:
-        return Hindrance(CREATION_REJECTED, f"worker {refused.index} was refused: {refused.rejection}")
-    workers = [w for index, w in newest.items() if index in indexes]
+    live = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
+
+    # not created
+    group_problem = group_rejection(facts) if indices - live else ""
+    if group_problem:
+        return Blocker(NO_GROUP, group_problem)
+    rejected = next((c for c in facts.creates if c.rejection and c.index in indices), None)
+    if rejected is not None:
+        return Blocker(CREATION_REJECTED, f"worker {rejected.index} was rejected: {rejected.rejection}")
+
+    # created, but not able to start, or ended before it could train
+    workers = [w for index, w in newest.items() if index in indices]
     for worker in workers:
         if worker.start_blocker and not worker.deleting:
-            return Hindrance(_cause(worker.start_blocker), could_not_start(worker))
+            return Blocker(_cause_of(worker.start_blocker), could_not_start(worker))
     for worker in workers:
         if ended_by_itself(facts, worker):
             reason = OUT_OF_MEMORY if worker.message == OUT_OF_MEMORY else EXITED_EARLY
-            return Hindrance(reason, never_trained(worker))
-    waiting = [w for w in workers if w.phase == "Pending" and not w.deleting]
-    for worker in waiting:
+            return Blocker(reason, never_trained(worker))
+
+    # waiting for a node, or for the kubelet
+    pending = [w for w in workers if w.phase == "Pending" and not w.deleting]
+    for worker in pending:
         if worker.node is None and worker.message:
-            return Hindrance(UNSCHEDULABLE, f"worker {worker.index} has no node: {worker.message}")
-    for worker in waiting:
+            return Blocker(UNSCHEDULABLE, f"worker {worker.index} has no node: {worker.message}")
+    for worker in pending:
         if worker.node is not None and facts.now - worker.created_seconds > SLOW_SECONDS:
             text = f"worker {worker.index} was not started on node {worker.node} within {SLOW_SECONDS:g} s"
-            return Hindrance(NOT_STARTED, f"{text}; {worker.message or f'the events of pod {worker.name} say why'}")
+            hint = f"read the events of pod {worker.name} for the cause"
+            return Blocker(NOT_STARTED, f"{text}; {worker.message or hint}")
     return None
 
 
-def event_reason(reason: str) -> str:
-    """The event's reason for a hindrance's."""
-    if reason == CREATION_REJECTED:
+def event_reason_of(blocker_reason: str) -> str:
+    """Returns the reason of the event that reports a blocker."""
+    if blocker_reason == CREATION_REJECTED:
         return reasons.WORKER_CREATION_FAILED
-    if reason == NO_GROUP:
+    if blocker_reason == NO_GROUP:
         return reasons.POD_GROUP_CREATION_FAILED
-    return reasons.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else reasons.WORKER_START_FAILED
+    return reasons.WORKER_UNSCHEDULABLE if blocker_reason == UNSCHEDULABLE else reasons.WORKER_START_FAILED
 
 
-def _cause(unstarted: str) -> str:
-    """The kubelet's own word, where the sentence begins with one."""
-    word = unstarted.partition(":")[0]
-    return _SAME.get(word, word) if word.isalnum() and word[:1].isupper() else NOT_STARTED
+def _cause_of(start_blocker: str) -> str:
+    """Returns the kubelet's own reason if the sentence begins with one, such as `ImagePullBackOff: …`."""
+    word = start_blocker.partition(":")[0]
+    return _SAME_CAUSE.get(word, word) if word.isalnum() and word[:1].isupper() else NOT_STARTED
 
 
-# ---- members whose agents did not come -------------------------------------------------------------------------------
-# Reports members of a running world whose agents never came to this leader. A new leader knows only what is stored: an
-# agent that cannot reach it (DNS, a NetworkPolicy, other keys of an operator that was installed anew) trains on, or
-# stands, and no failure of its trainers is answered.
+# ---- members whose agents did not connect ----------------------------------------------------------------------------
+# Reports members of a running generation whose agents never connected to this leader. A new leader knows only the stored
+# status. An agent that cannot reach it (DNS, a NetworkPolicy, other keys after a reinstallation of the operator) may still
+# train, or wait, and nothing reacts to a failure of its trainers.
 
-UNHEARD_SECONDS = 20.0
-"""Agents come to a new leader within a few seconds; who has not in so many is reported."""
+UNCONNECTED_SECONDS = 20.0
+"""Time after the start of a term, or of a generation, at which members without a connection are reported. Agents connect to
+a new leader within a few seconds."""
 _MAX_NAMED_MEMBERS = 8
 
 
 @cached_per_snapshot
-def unheard_members(facts: WorldFacts) -> tuple[int, ...]:
-    """Returns members whose pod runs and whose agent was not heard of in this term, by index."""
-    world = facts.status.membership
-    over = facts.job.deleted or facts.status.phase in ("Complete", "Failed")
-    if over or world is None or world.state != "Committed":
+def unconnected_members(facts: WorldFacts) -> tuple[int, ...]:
+    """Returns the indices of members whose pod runs and whose agent has not connected in this term."""
+    membership = facts.status.membership
+    has_ended = facts.job.deleted or facts.status.phase in ("Complete", "Failed")
+    if has_ended or membership is None or membership.state != "Committed":
         return ()
-    missing = (worker for worker in facts.members if worker not in facts.sessions)
-    there = ((worker, facts.workers.get(worker)) for worker in missing)
-    return tuple(sorted(w.index for w, pod in there if pod is not None and pod.phase == "Running" and not pod.deleting))
+    without_session = (worker for worker in facts.members if worker not in facts.sessions)
+    pods = ((worker, facts.workers.get(worker)) for worker in without_session)
+    return tuple(sorted(w.index for w, pod in pods if pod is not None and pod.phase == "Running" and not pod.deleting))
 
 
-def unheard_message(facts: WorldFacts) -> str:
-    """Says who was not heard of, instead of what is not known."""
-    return f"{_who(facts)}; the last known step is {facts.status.step}"
+def describe_unconnected(facts: WorldFacts) -> str:
+    """Returns the message of a job whose step is not known, because agents have not connected to this leader."""
+    return f"{_unconnected_sentence(facts)}; the last known step is {facts.status.step}"
 
 
-def _who(facts: WorldFacts) -> str:
-    missing = unheard_members(facts)
-    more = f" and {len(missing) - _MAX_NAMED_MEMBERS} more" if len(missing) > _MAX_NAMED_MEMBERS else ""
-    numbers = f"{', '.join(map(str, missing[:_MAX_NAMED_MEMBERS]))}{more}"
-    subject = f"worker {numbers} has" if len(missing) == 1 else f"workers {numbers} have"
+def _unconnected_sentence(facts: WorldFacts) -> str:
+    indices = unconnected_members(facts)
+    unlisted = f" and {len(indices) - _MAX_NAMED_MEMBERS} more" if len(indices) > _MAX_NAMED_MEMBERS else ""
+    listed_indices = f"{', '.join(map(str, indices[:_MAX_NAMED_MEMBERS]))}{unlisted}"
+    subject = f"worker {listed_indices} has" if len(indices) == 1 else f"workers {listed_indices} have"
     return f"{subject} not connected to this operator since it began to lead"
 
 
-def unheard_due(facts: WorldFacts) -> float | None:
-    """When it is time to report them; None: nobody is missing."""
-    return _since(facts) + UNHEARD_SECONDS if unheard_members(facts) else None
+def unconnected_deadline(facts: WorldFacts) -> float | None:
+    """Returns when unconnected members are to be reported; None: every member has connected."""
+    return _connecting_since(facts) + UNCONNECTED_SECONDS if unconnected_members(facts) else None
 
 
-def agents_heard(
-    facts: WorldFacts, known: Condition | None
+def evaluate_agents_connected(
+    facts: WorldFacts, old: Condition | None
 ) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
-    """Returns (truth, reason, message) of the condition; None: all were always heard."""
-    due = unheard_due(facts)
-    if due is not None and facts.now >= due:
+    """Returns (truth, reason, message) of `AgentsConnected`; None: no agent was ever missing."""
+    deadline = unconnected_deadline(facts)
+    if deadline is not None and facts.now >= deadline:
         text = (
-            f"{_who(facts)}. They may still train, but the operator cannot react to their failures: check DNS and the"
-            " network between them and the operator (surefoot doctor --network). If the operator was reinstalled with"
-            " other keys, they cannot reconnect: delete their pods"
+            f"{_unconnected_sentence(facts)}. They may still train, but the operator cannot react to their failures: check"
+            " DNS and the network between them and the operator (surefoot doctor --network). If the operator was"
+            " reinstalled with other keys, they cannot reconnect: delete their pods"
         )
-        return "False", "NotHeard", text
-    if known is None:
+        return "False", "NotConnected", text
+    if old is None:
         return None
-    if due is not None:  # a new leader waits a moment before it says the same
-        return known.status, known.reason, known.message
-    return "True", "Heard", "every worker of the world has connected"
+    if deadline is not None:  # a new leader gives agents time to connect before it repeats or withdraws the report
+        return old.status, old.reason, old.message
+    return "True", "AllConnected", "every worker that trains has connected"
 
 
-def _since(facts: JobFacts) -> float:
+def _connecting_since(facts: JobFacts) -> float:
     return max(facts.term_seconds, facts.membership.changed_seconds)
 
 
-# ---- refused calls ---------------------------------------------------------------------------------------------------
-# Reports on a job what the API server refuses again and again. Called by `status_conditions`, and by `reconcile` where
+# ---- rejected calls --------------------------------------------------------------------------------------------------
+# Reports on a job which calls the API server keeps rejecting. Called by `status_conditions`, and by `reconcile` where
 # nothing can be planned or written.
 
-AGAIN_SECONDS = 600.0
-"""An event about a call that is still refused is repeated after this: the first one is forgotten in an hour."""
+REPEAT_SECONDS = 600.0
+"""Time after which the event about a call that is still rejected is repeated: Kubernetes deletes events after an hour."""
 _MAX_NAMED_CALLS = 3
-_REASON = "Refused"
+_REASON = "Rejected"
 
 
-def acceptance(
-    refused: tuple[RefusedCall, ...], known: Condition | None
+def evaluate_api_accepted(
+    rejected: tuple[RefusedCall, ...], old: Condition | None
 ) -> tuple[Literal["True", "False"], str, str] | None:
-    """Returns (truth, reason, message) of the condition; None: nothing was ever refused for long."""
-    if refused:
-        return "False", _REASON, _named(refused)
-    return None if known is None else ("True", "Accepted", "the API server accepts the calls for this job")
+    """Returns (truth, reason, message) of `ApiAccepted`; None: no call was ever rejected for long."""
+    if rejected:
+        return "False", _REASON, _describe_rejected_calls(rejected)
+    return None if old is None else ("True", "Accepted", "the API server accepts the calls for this job")
 
 
-def unplanned(status: JobStatus, refused: tuple[RefusedCall, ...], now: float) -> JobStatus:
-    """The status of a job that no plan is made for, as its operator may not see the cluster."""
-    if not refused or status.memory_cleared:
+def unplanned(status: JobStatus, rejected: tuple[RefusedCall, ...], now: float) -> JobStatus:
+    """Returns the status of a job that cannot be planned, because its operator may not read the cluster."""
+    if not rejected or status.memory_cleared:
         return status
-    text, old = _named(refused), condition_of(status, reasons.API_ACCEPTED)
-    since = old.last_transition_seconds if old is not None and old.status == "False" else now
+    text, old = _describe_rejected_calls(rejected), condition_of(status, reasons.API_ACCEPTED)
+    transition_seconds = old.last_transition_seconds if old is not None and old.status == "False" else now
     others = tuple(c for c in status.conditions if c.type != reasons.API_ACCEPTED)
-    condition = Condition(reasons.API_ACCEPTED, "False", _REASON, text, since)
+    condition = Condition(reasons.API_ACCEPTED, "False", _REASON, text, transition_seconds)
     return replace(
         status,
-        message=f"{text}; until the server accepts it, Surefoot plans nothing for this job",
+        message=f"{text}; until the API server accepts it, Surefoot plans nothing for this job",
         conditions=(*others, condition),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalEvents:
-    """The events to record now, and when each refused call was last told of."""
+class RejectionEvents:
+    """The events to record now, and when each call that is still rejected was last reported."""
 
     events: tuple[Event, ...]
+    """Warnings about calls that were not reported within `REPEAT_SECONDS`."""
     told: Mapping[ApiCall, float]
+    """Time of the last event of each call that is still rejected, by the caller's clock."""
 
 
-def refusal_events(refused: tuple[RefusedCall, ...], told: Mapping[ApiCall, float], now: float) -> RefusalEvents:
-    """Derives an event for each call whose refusal is news; `now` is of any clock that never goes back."""
-    due = [r for r in refused if now - told.get(r.call, float("-inf")) >= AGAIN_SECONDS]
-    still = {r.call: told[r.call] for r in refused if r.call in told}
-    events = tuple(Event(reasons.API_REFUSED, f"{one}; the operator retries this call", warning=True) for one in due)
-    return RefusalEvents(events, still | {r.call: now for r in due})
+def refusal_events(
+    rejected: tuple[RefusedCall, ...], reported_seconds: Mapping[ApiCall, float], now: float
+) -> RejectionEvents:
+    """Returns an event for each call whose rejection was not reported recently.
+
+    Args:
+        rejected: the calls that are rejected now.
+        reported_seconds: when each call was last reported, from the former result.
+        now: the time by any clock that never goes back.
+    """
+    due = [r for r in rejected if now - reported_seconds.get(r.call, float("-inf")) >= REPEAT_SECONDS]
+    still_rejected = {r.call: reported_seconds[r.call] for r in rejected if r.call in reported_seconds}
+    events = tuple(
+        Event(reasons.API_CALL_REJECTED, f"{call}; the operator retries this call", warning=True) for call in due
+    )
+    return RejectionEvents(events, still_rejected | {r.call: now for r in due})
 
 
-def _named(refused: Iterable[RefusedCall]) -> str:
-    sentences = sorted({str(one) for one in refused})
-    more = f"; and {len(sentences) - _MAX_NAMED_CALLS} more" if len(sentences) > _MAX_NAMED_CALLS else ""
-    return "; ".join(sentences[:_MAX_NAMED_CALLS]) + more
+def _describe_rejected_calls(rejected: Iterable[RefusedCall]) -> str:
+    sentences = sorted({str(call) for call in rejected})
+    unlisted = f"; and {len(sentences) - _MAX_NAMED_CALLS} more" if len(sentences) > _MAX_NAMED_CALLS else ""
+    return "; ".join(sentences[:_MAX_NAMED_CALLS]) + unlisted
 
 
-# ---- refused records -------------------------------------------------------------------------------------------------
-# Reports records of a job that break a bound. Such a record is not read, and nothing is planned from it: as a damaged
-# copy, of which another is needed.
+# ---- rejected records ------------------------------------------------------------------------------------------------
+# Reports records of a job that exceed a limit. Such a record is not read and no plan uses it: it counts as a damaged copy,
+# and another copy is needed.
 
-REASON = "OutOfBounds"
+OUT_OF_BOUNDS = "OutOfBounds"
 
 
-def refused_message(sentences: Sequence[str]) -> str:
-    """The first record in full, and how many others there are."""
+def describe_rejected_records(sentences: Sequence[str]) -> str:
+    """Returns the first rejected record in full, and the number of others."""
     others = len(sentences) - 1
     return f"{sentences[0]} (and {others} more)" if others else sentences[0]
 
 
 def with_refused_records(status: JobStatus, sentences: Sequence[str], now: float) -> JobStatus:
-    """Sets the condition in a status that no plan can be made from."""
-    old = condition_of(status, reasons.RECORDS_REFUSED)
-    message = refused_message(sentences)
+    """Sets the condition `RecordsRejected` in a status from which no plan can be made."""
+    old = condition_of(status, reasons.RECORDS_REJECTED)
+    message = describe_rejected_records(sentences)
     if old is not None and old.message == message:
         return status
-    since = old.last_transition_seconds if old is not None else now
-    others = tuple(c for c in status.conditions if c.type != reasons.RECORDS_REFUSED)
-    condition = Condition(reasons.RECORDS_REFUSED, "True", REASON, message, since)
+    transition_seconds = old.last_transition_seconds if old is not None else now
+    others = tuple(c for c in status.conditions if c.type != reasons.RECORDS_REJECTED)
+    condition = Condition(reasons.RECORDS_REJECTED, "True", OUT_OF_BOUNDS, message, transition_seconds)
     return replace(status, conditions=(*others, condition))

@@ -1,6 +1,7 @@
-"""Derives a job's phase, conditions, message, events and tier contents for its status.
+"""Derives a job's phase, conditions, events and tier contents from a snapshot, for its status.
 
-Pure; the last part of a plan.
+Pure; the last part of a plan. Equal input gives equal output, so that a status at a fixed point is not written again. A
+condition whose input is unknown (an unreachable memory server, a new operator) keeps its last value instead of guessing.
 """
 
 from __future__ import annotations
@@ -63,44 +64,47 @@ from surefoot_operator.policy.failure.stragglers import describe_straggler
 from surefoot_operator.policy.membership.claim import RELEASED, constraint_message, is_released
 from surefoot_operator.policy.membership.claim import release_message as released
 from surefoot_operator.policy.membership.lifecycle import INVALID
-from surefoot_operator.policy.membership.rollback import rejection as rollback_refusal
+from surefoot_operator.policy.membership.rollback import rejection as rollback_rejection
 from surefoot_operator.policy.membership.workers import has_trained
 from surefoot_operator.policy.report.blockers import (
     CREATION_REJECTED,
     EXITED_EARLY,
     NO_GROUP,
+    OUT_OF_BOUNDS,
     OUT_OF_MEMORY,
-    REASON,
     UNSCHEDULABLE,
-    acceptance,
-    agents_heard,
-    event_reason,
+    describe_rejected_records,
+    evaluate_agents_connected,
+    evaluate_api_accepted,
+    event_reason_of,
     find_blocker,
     find_spare_blocker,
-    refused_message,
-    unheard_members,
+    unconnected_members,
 )
 from surefoot_operator.policy.report.time_spent import update_time_spent
 
 # ---- spread of copies ------------------------------------------------------------------------------------------------
-# Says over how many racks, zones or nodes the copies of a checkpoint are spread. Pure; part of the condition
-# `CheckpointProtected`. A loss of the whole rack costs no checkpoint whose copies are in two.
+# Describes over how many racks, zones or nodes the copies of a checkpoint are spread, for the condition
+# `CheckpointProtected`. A checkpoint with copies in two racks survives the loss of one.
 
 
 @cached_by_identity
 def copy_spread(
     reading: TierReading, checkpoint: Checkpoint, copies: int, topology: Topology, topology_key: str
 ) -> str:
-    """Returns "2 copies in 2 racks", by the rank whose copies are the closest together."""
-    number = "1 copy" if copies == 1 else f"{copies} copies"
-    holders = reading.having().get(checkpoint, {}).values()
-    level = topology.highest_difference(holder.node for holder in reading.servers)
-    if level is None or not holders:
-        return f"{number} on {_plural(copies, 'node')}"
-    paths = topology.differing(holder.node for holder in reading.servers)
-    places = min(len({paths[holder.node][0] for holder in of_rank}) for of_rank in holders)
-    where = _plural(places, levels(topology_key)[level].noun)
-    return f"{number}, for some ranks all within {where}" if places < copies else f"{number} in {where}"
+    """Returns text such as "2 copies in 2 racks", for the rank whose copies are closest together."""
+    copies_text = "1 copy" if copies == 1 else f"{copies} copies"
+    servers_by_rank = reading.having().get(checkpoint, {}).values()
+    level = topology.highest_difference(server.node for server in reading.servers)
+    if level is None or not servers_by_rank:
+        return f"{copies_text} on {_plural(copies, 'node')}"
+    paths = topology.differing(server.node for server in reading.servers)
+    domain_count = min(len({paths[server.node][0] for server in servers}) for servers in servers_by_rank)
+    domains_text = _plural(domain_count, levels(topology_key)[level].noun)
+    # fewer domains than copies: one failed domain could take every copy of that rank
+    if domain_count < copies:
+        return f"{copies_text}, for some ranks all within {domains_text}"
+    return f"{copies_text} in {domains_text}"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -110,24 +114,30 @@ def _plural(count: int, noun: str) -> str:
 # ---- status conditions -----------------------------------------------------------------------------------------------
 
 PROGRESS_SECONDS = 5.0
-"""Steps are written to status no more often than this, so that progress costs no stream of writes."""
+"""Minimum time between two statuses that differ only in the step, so that progress costs few API writes."""
 
 STALLED_INTERVALS = 3
+"""Save intervals without a new complete checkpoint after which checkpoints count as overdue."""
 STALLED_SECONDS = 4.0
-"""Also where intervals are short: a save of each step arrives some steps later, and holders are read now and then."""
+"""Minimum time before checkpoints count as overdue. With a short interval, saves arrive some steps late and the operator
+reads the memory servers only now and then."""
 
 UNREAD_SECONDS = 5.0
-"""A new leader, and a new epoch, may take so long to read the holders."""
+"""Time that a new leader, or a new generation, may take to read the memory servers before it counts as too long."""
 
 _DOES_NOT_FIT = "; checkpoints do not fit: "
+"""Separates the message of CheckpointProtected from that of CheckpointsFit, which is appended to it."""
 
 Truth = Literal["True", "False", "Unknown"]
 
 
 def summarize(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
-    """Sets phase, message, conditions and progress in a status.
+    """Sets phase, message, conditions, progress and time accounting in a status.
 
-    Equal input gives equal output, so plans reach a fixed point. `lost`: the message where every checkpoint is lost.
+    Args:
+        status: the planned status.
+        message: the current activity of the job, as a sentence.
+        lost: why every checkpoint is lost; empty if one is left. It becomes the condition `CheckpointLost`.
     """
     status = _with_progress(facts, status)
     status = replace(status, observed_generation=facts.job.metadata_generation)
@@ -137,430 +147,500 @@ def summarize(facts: Facts, status: JobStatus, message: str, lost: str = "") -> 
 
 
 def reported_loss_message(facts: JobFacts) -> str:
-    """Returns the message of a total loss already reported in this claim.
+    """Returns the message of the condition `CheckpointLost`, or "" if it is not set.
 
-    It holds until something is found, also while tiers are asked again.
+    A total loss that was reported stays reported while the tiers are read again, until a checkpoint is found.
     """
-    known = condition_of(facts.status, reasons.CHECKPOINT_LOST)
-    return known.message if known is not None else ""
+    condition = condition_of(facts.status, reasons.CHECKPOINT_LOST)
+    return condition.message if condition is not None else ""
 
 
-def pods_scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
-    """Returns (truth, reason, message): whether every wanted worker has a node."""
+def evaluate_pods_scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
+    """Returns (truth, reason, message) of `PodsScheduled`: whether every desired worker has a node."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
-        return "False", "NoWorkersWanted", "no workers are wanted"
+        return "False", "NoWorkersWanted", "the job needs no workers: it is suspended or has ended"
     if is_released(facts, status):
         return "False", RELEASED, released(status.scheduling)
     live = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed") and not w.deleting]
-    placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
-    there, why = f"{min(placed, wanted)} of {wanted} workers have a node", find_blocker(facts)
-    if placed >= wanted:
-        if why is None or not why.placed:
-            return "True", "Scheduled", there
-        return "True", why.reason, f"{there}; {why.text}"
-    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+    placed_count, target_count = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
+    count_text = f"{min(placed_count, target_count)} of {target_count} workers have a node"
+    blocker = find_blocker(facts)
+    if placed_count >= target_count:
+        # a worker with a node may still be unable to start: True, but with that reason
+        if blocker is None or not blocker.has_node:
+            return "True", "Scheduled", count_text
+        return "True", blocker.reason, f"{count_text}; {blocker.text}"
+    if blocker is None:
+        return "False", "WaitingForNodes", count_text
+    return "False", blocker.reason, f"{count_text}; {blocker.text}"
 
 
-def checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
-    """Returns (truth, reason, message): whether a failure finds a safe checkpoint."""
-    world = facts.status.membership
-    unseen = unreachable_message(facts)
-    if unseen:
-        return "Unknown", reasons.MEMORY_SERVERS_UNREACHABLE, unseen
-    if world is None or world.state != "Committed":
-        return _last(facts)
-    reading = reading_at(facts, world.generation)
+def evaluate_checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
+    """Returns (truth, reason, message) of `CheckpointProtected`: whether training would survive a failure now."""
+    membership = facts.status.membership
+    # an unreachable server is neither empty nor intact
+    unreachable = unreachable_message(facts)
+    if unreachable:
+        return "Unknown", reasons.MEMORY_SERVERS_UNREACHABLE, unreachable
+    if membership is None or membership.state != "Committed":
+        return _last_protection(facts)
+    reading = reading_at(facts, membership.generation)
     if not reading.servers:
-        return _unread(facts, world)
+        return _protection_when_unread(facts, membership)
+    # the newest checkpoint with enough copies, or the last uploaded one, whichever is newer
     domains = domains_of(facts)
     replicas = effective_replicas(
-        facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.servers})
+        facts.spec.checkpoint.memory.replicas, len({domains[server] for server in reading.servers})
     )
-    found = complete_checkpoints(
-        reading, facts.status.lineage, world.generation, unreadable_checkpoints(facts), facts.covers
+    complete = complete_checkpoints(
+        reading, facts.status.lineage, membership.generation, unreadable_checkpoints(facts), facts.covers
     )
-    full = newest_checkpoint(c for c in found if copies_of(c, reading, domains) >= replicas)
-    safe = newest_checkpoint(c for c in (full, facts.status.last_uploaded) if c is not None)
-    behind = step_of(facts, world.generation) - max(_chosen_at(facts), *(c.step for c in found), world.start_step)
-    if _is_late(facts, behind):
-        return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
-    if safe is not None:
-        return "True", "Protected", _where_safe(facts, safe, reading, replicas)
-    if found:
+    replicated = newest_checkpoint(c for c in complete if copies_of(c, reading, domains) >= replicas)
+    protected = newest_checkpoint(c for c in (replicated, facts.status.last_uploaded) if c is not None)
+    unsaved_steps = step_of(facts, membership.generation) - max(
+        _interval_start_step(facts), *(c.step for c in complete), membership.start_step
+    )
+    if _is_overdue(facts, unsaved_steps):
+        return "False", "Overdue", f"no checkpoint became complete within {STALLED_INTERVALS} save intervals"
+    if protected is not None:
+        return "True", "SufficientCopies", _describe_protection(facts, protected, reading, replicas)
+    if complete:
         return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
     return "False", "NoCheckpoint", "no checkpoint is complete yet"
 
 
-def _where_safe(facts: NodeFacts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
-    if safe == facts.status.last_uploaded:
+def _describe_protection(facts: NodeFacts, checkpoint: Checkpoint, reading: TierReading, copies: int) -> str:
+    if checkpoint == facts.status.last_uploaded:
         return "a complete checkpoint is in the persistent tier"
     key = facts.spec.checkpoint.memory.topology_key
-    return f"a complete checkpoint has {copy_spread(reading, safe, copies, topology_of_job(facts), key)}"
+    return f"a complete checkpoint has {copy_spread(reading, checkpoint, copies, topology_of_job(facts), key)}"
 
 
-def _unread(facts: WorldFacts, world: Membership) -> tuple[Truth, str, str]:
-    """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
-    known = facts.status.last_complete
-    behind = step_of(facts, world.generation) - max(
-        world.start_step, _chosen_at(facts), known.step if known is not None else 0
+def _protection_when_unread(facts: WorldFacts, membership: Membership) -> tuple[Truth, str, str]:
+    """Returns `CheckpointProtected` while no memory server was read in this generation.
+
+    The last value is kept until training has advanced so far that a failure would cost more than it may.
+    """
+    last_complete = facts.status.last_complete
+    unsaved_steps = step_of(facts, membership.generation) - max(
+        membership.start_step, _interval_start_step(facts), last_complete.step if last_complete is not None else 0
     )
-    if _is_late(facts, behind) and facts.now > max(facts.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+    reading_started_seconds = max(facts.term_seconds, membership.changed_seconds)
+    if _is_overdue(facts, unsaved_steps) and facts.now > reading_started_seconds + UNREAD_SECONDS:
         return (
             "False",
-            "Stalled",
-            f"no holder answers, and no checkpoint became complete for {STALLED_INTERVALS} intervals",
+            "Overdue",
+            f"no memory server answers, and no checkpoint became complete within {STALLED_INTERVALS} save intervals",
         )
-    return _last(facts)
+    return _last_protection(facts)
 
 
-def _is_late(facts: WorldFacts, behind: int) -> bool:
-    """Whether `behind` steps without a new checkpoint are too many, and took too long for one that is just arriving."""
-    if behind <= (STALLED_INTERVALS + 1) * saving_steps(facts):
+def _is_overdue(facts: WorldFacts, unsaved_steps: int) -> bool:
+    """Whether so many steps without a new checkpoint are too many, and took longer than a save needs to arrive."""
+    if unsaved_steps <= (STALLED_INTERVALS + 1) * saving_steps(facts):
         return False
-    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
-    return pace is None or last is None or behind * pace + facts.now - last > STALLED_SECONDS
+    step_seconds, last_step_at = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
+    if step_seconds is None or last_step_at is None:
+        return True
+    return unsaved_steps * step_seconds + facts.now - last_step_at > STALLED_SECONDS
 
 
-def _chosen_at(facts: WorldFacts) -> int:
-    """The step at which saving began to be as often as it is: nothing is late by an interval that did not count yet."""
-    chosen = facts.status.memory_interval
-    return 0 if chosen is None else min(chosen.since_step, step_of(facts, facts.membership.generation))
+def _interval_start_step(facts: WorldFacts) -> int:
+    """Returns the step at which the present save interval took effect: no save is overdue by it before; 0: always."""
+    interval = facts.status.memory_interval
+    return 0 if interval is None else min(interval.since_step, step_of(facts, facts.membership.generation))
 
 
-def _last(facts: JobFacts) -> tuple[Truth, str, str]:
-    known = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
-    if known is None:
+def _last_protection(facts: JobFacts) -> tuple[Truth, str, str]:
+    condition = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
+    if condition is None:
         return "False", "NoCheckpoint", "no checkpoint is complete yet"
-    return _unchanged(known)
+    return _unchanged(condition)
 
 
 def _with_progress(facts: WorldFacts, status: JobStatus) -> JobStatus:
-    epoch = facts.running_generation
-    step, at = step_of(facts, epoch), last_step_seconds(facts, epoch) if status.membership is not None else None
-    if at is None or step == status.step:
+    """Sets step, data progress and loss, at most every `PROGRESS_SECONDS` unless the status changes anyway."""
+    generation = facts.running_generation
+    step, progress_seconds = (
+        step_of(facts, generation),
+        last_step_seconds(facts, generation) if status.membership is not None else None,
+    )
+    if progress_seconds is None or step == status.step:
         return status
-    moved = status.membership != facts.status.membership or status.phase in ("Complete", "Failed")
-    if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
-        data = data_read(facts, epoch) or status.data
-        return replace(status, step=step, progress_seconds=at, data=data, loss=_loss(facts, epoch, status.loss))
+    is_changed = status.membership != facts.status.membership or status.phase in ("Complete", "Failed")
+    if is_changed or status.progress_seconds is None or progress_seconds - status.progress_seconds >= PROGRESS_SECONDS:
+        data = data_read(facts, generation) or status.data
+        loss = _loss_for_status(facts, generation, status.loss)
+        return replace(status, step=step, progress_seconds=progress_seconds, data=data, loss=loss)
     return status
 
 
-def _loss(facts: WorldFacts, epoch: int, known: float | None) -> float | None:
-    """Returns the loss to tell; one that is no number is none.
-
-    JSON has no such number, and `LossFinite` says it.
-    """
-    told = mean_reported_loss(facts, epoch)
-    if told is None:
-        return known
-    return float(f"{told:.6g}") if math.isfinite(told) else None
+def _loss_for_status(facts: WorldFacts, generation: int, last_loss: float | None) -> float | None:
+    """Returns the mean loss to write; None if it is not finite, which JSON cannot express and `LossFinite` reports."""
+    loss = mean_reported_loss(facts, generation)
+    if loss is None:
+        return last_loss
+    return float(f"{loss:.6g}") if math.isfinite(loss) else None
 
 
 def _phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
-    world = status.membership
-    if world is None:
+    membership = status.membership
+    if membership is None:
         return "Suspended" if facts.spec.suspend else "Pending"
-    if facts.spec.suspend and (world.state == "Claimed" or not world.members):
-        return "Suspended" if not world.members else "Resizing"
+    if facts.spec.suspend and (membership.state == "Claimed" or not membership.members):
+        return "Suspended" if not membership.members else "Resizing"
     incident = open_incident(status.incidents)
-    if status.ending is not None or _waits_for_start(facts, world):
+    if status.ending is not None or _waits_for_start(facts, membership):
         return "Recovering"
     if incident is not None:
         return "Resizing" if incident.kind == "planned" else "Recovering"
-    if world.state == "Claimed":
+    if membership.state == "Claimed":
         return "Pending" if not status.lineage else "Starting"
-    stepped = world == facts.status.membership and has_stepped(facts, world.generation)
-    if not stepped and facts.status.phase == "Running" and unheard_members(facts):
-        return "Running"  # as the former leader saw it; this one has heard nothing that says otherwise
-    return "Running" if stepped else "Starting"
+    has_first_step = membership == facts.status.membership and has_stepped(facts, membership.generation)
+    # a new leader waits for agents to connect before it contradicts the former one
+    if not has_first_step and facts.status.phase == "Running" and unconnected_members(facts):
+        return "Running"
+    return "Running" if has_first_step else "Starting"
 
 
-def _waits_for_start(facts: WorldNodeFacts, world: Membership) -> bool:
-    """Whether a job that has trained stands because a worker cannot be made or started: no planned change is that."""
-    why = find_blocker(facts) if world.state == "Claimed" and has_trained(facts) else None
-    return why is not None and why.reason != UNSCHEDULABLE
+def _waits_for_start(facts: WorldNodeFacts, membership: Membership) -> bool:
+    """Whether a job that has trained waits for a worker that cannot be created or started, which is no planned change."""
+    blocker = find_blocker(facts) if membership.state == "Claimed" and has_trained(facts) else None
+    return blocker is not None and blocker.reason != UNSCHEDULABLE
 
 
 def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
+    """Returns every condition of the status, in the order in which users read them."""
     phase, message = status.phase, status.message
-    known = {c.type: c for c in facts.status.conditions}
-    room = known.get(reasons.CHECKPOINTS_FIT)  # `maintain` judges it
-    wanted: list[tuple[str, Truth, str, str]] = [
+    old_by_type = {c.type: c for c in facts.status.conditions}
+    checkpoints_fit = old_by_type.get(reasons.CHECKPOINTS_FIT)  # set by the maintenance plan
+
+    # conditions that every job has
+    entries: list[tuple[str, Truth, str, str]] = [
         (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
         for kind in (reasons.SUSPENDED, reasons.RUNNING, reasons.RECOVERING, reasons.RESIZING)
     ]
-    wanted.insert(1, (reasons.PODS_SCHEDULED, *pods_scheduled(facts, status)))
-    wanted.append((reasons.CHECKPOINT_PROTECTED, *_with_memory_shortfall(checkpoint_protected(facts), room)))
-    wanted += _finite(facts, known.get(reasons.LOSS_FINITE))
-    wanted += _in_band(facts, known.get(reasons.LOSS_NORMAL))
-    wanted += _no_stragglers(status, known.get(reasons.NO_STRAGGLERS))
-    if why := rollback_refusal(facts):
-        wanted.append((reasons.ROLLBACK_REJECTED, "True", "CheckpointNotFound", why))
-    spares = spares_ready(facts, status)
-    wanted += [(reasons.SPARES_READY, *spares)] if spares is not None else []
-    tie = constraint_message(facts, status)
-    if tie is not None:
-        wanted.append((reasons.WORLD_SIZE_FIXED, "True", "PerRankState", tie))
+    entries.insert(1, (reasons.PODS_SCHEDULED, *evaluate_pods_scheduled(facts, status)))
+    protection = _with_memory_shortfall(evaluate_checkpoint_protected(facts), checkpoints_fit)
+    entries.append((reasons.CHECKPOINT_PROTECTED, *protection))
+
+    # conditions that appear once there is something to report
+    entries += _loss_finite(facts, old_by_type.get(reasons.LOSS_FINITE))
+    entries += _loss_normal(facts, old_by_type.get(reasons.LOSS_NORMAL))
+    entries += _no_stragglers(status, old_by_type.get(reasons.NO_STRAGGLERS))
+    if rejection := rollback_rejection(facts):
+        entries.append((reasons.ROLLBACK_REJECTED, "True", "CheckpointNotFound", rejection))
+    spares = evaluate_spares_ready(facts, status)
+    entries += [(reasons.SPARES_READY, *spares)] if spares is not None else []
+    constraint = constraint_message(facts, status)
+    if constraint is not None:
+        entries.append((reasons.WORLD_SIZE_FIXED, "True", "PerRankState", constraint))
     if lost:
-        wanted.append((reasons.CHECKPOINT_LOST, "True", "AllCopiesLost", lost))
-    heard = agents_heard(facts, known.get(reasons.AGENTS_HEARD))
-    wanted += [(reasons.AGENTS_HEARD, *heard)] if heard is not None else []
-    accepted = acceptance(facts.refused_calls, known.get(reasons.API_ACCEPTED))
-    wanted += [(reasons.API_ACCEPTED, *accepted)] if accepted is not None else []
+        entries.append((reasons.CHECKPOINT_LOST, "True", "AllCopiesLost", lost))
+    connected = evaluate_agents_connected(facts, old_by_type.get(reasons.AGENTS_CONNECTED))
+    entries += [(reasons.AGENTS_CONNECTED, *connected)] if connected is not None else []
+    accepted = evaluate_api_accepted(facts.refused_calls, old_by_type.get(reasons.API_ACCEPTED))
+    entries += [(reasons.API_ACCEPTED, *accepted)] if accepted is not None else []
     if facts.refused_records:
-        wanted.append((reasons.RECORDS_REFUSED, "True", REASON, refused_message(facts.refused_records)))
+        entries.append(
+            (reasons.RECORDS_REJECTED, "True", OUT_OF_BOUNDS, describe_rejected_records(facts.refused_records))
+        )
     if facts.refusal:
-        wanted.append((reasons.SPEC_REJECTED, "True", INVALID, facts.refusal))
+        entries.append((reasons.SPEC_REJECTED, "True", INVALID, facts.refusal))
+
+    # memory room no longer matters once the job has ended
     if phase in ("Complete", "Failed"):
-        wanted.append((phase, "True", phase, message))
-    elif room is not None:
-        wanted.append((room.type, room.status, room.reason, room.message))
+        entries.append((phase, "True", phase, message))
+    elif checkpoints_fit is not None:
+        entries.append((checkpoints_fit.type, checkpoints_fit.status, checkpoints_fit.reason, checkpoints_fit.message))
     return tuple(
-        _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
+        _condition(old_by_type.get(kind), (kind, truth, reason, text), facts.now)
+        for kind, truth, reason, text in entries
     )
 
 
-def spares_ready(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str] | None:
-    """Returns (truth, reason, message) about the spares; None: not asked for."""
-    wanted, world = facts.spec.spares, facts.status.membership
-    if not wanted:
+def evaluate_spares_ready(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str] | None:
+    """Returns (truth, reason, message) of `SparesReady`; None if the job has no spares."""
+    spare_count, membership = facts.spec.spares, facts.status.membership
+    if not spare_count:
         return None
     if facts.spec.suspend or status.phase in ("Complete", "Failed"):
-        return "False", "NoWorkersWanted", "no workers are wanted"
-    if world is None or world.state != "Committed" or world != status.membership:
-        known = condition_of(facts.status, reasons.SPARES_READY)
-        return ("False", "Waiting", "the world comes first") if known is None else _unchanged(known)
-    warm = min(wanted, len(spare_agents(facts)))
-    there = f"{warm} of {wanted} spares are warm"
-    if warm == wanted:
-        return "True", "Warm", there
-    why = find_spare_blocker(facts)
-    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+        return "False", "NoWorkersWanted", "the job needs no workers: it is suspended or has ended"
+    if membership is None or membership.state != "Committed" or membership != status.membership:
+        condition = condition_of(facts.status, reasons.SPARES_READY)
+        if condition is None:
+            return "False", "Waiting", "spares are started after the workers that train"
+        return _unchanged(condition)
+    warm_count = min(spare_count, len(spare_agents(facts)))
+    count_text = f"{warm_count} of {spare_count} spares are warm"
+    if warm_count == spare_count:
+        return "True", "AllWarm", count_text
+    blocker = find_spare_blocker(facts)
+    if blocker is None:
+        return "False", "Waiting", count_text
+    return "False", blocker.reason, f"{count_text}; {blocker.text}"
 
 
-def _unchanged(known: Condition) -> tuple[Truth, str, str]:
-    return known.status, known.reason, known.message
+def _unchanged(condition: Condition) -> tuple[Truth, str, str]:
+    return condition.status, condition.reason, condition.message
 
 
-def _finite(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
-    """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
-    world = facts.status.membership
-    epoch = world.generation if world is not None and world.state == "Committed" else 0
-    told = sorted(
-        (s for s in sessions_in_generation(facts, epoch) if epoch and s.progress.loss_is_finite is not None),
+def _loss_finite(facts: WorldFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Returns `LossFinite`; empty until a loss was NaN or infinite. Without newer losses it stays as it was."""
+    membership = facts.status.membership
+    generation = membership.generation if membership is not None and membership.state == "Committed" else 0
+    reporting = sorted(
+        (s for s in sessions_in_generation(facts, generation) if generation and s.progress.loss_is_finite is not None),
         key=lambda s: s.index,
     )
-    bad = next((s for s in told if not s.progress.loss_is_finite), None)
-    if bad is not None and known is not None and known.status == "False":
-        return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
-    if bad is not None:
-        text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, go back with"
-        return [
-            (reasons.LOSS_FINITE, "False", "NonFinite", f"{text} surefoot rollback --to, or set healthPolicy.numerics")
-        ]
-    if known is None or not told:
-        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    non_finite = next((s for s in reporting if not s.progress.loss_is_finite), None)
+    if non_finite is not None and old is not None and old.status == "False":
+        return [(old.type, old.status, old.reason, old.message)]  # it names the first such step
+    if non_finite is not None:
+        text = (
+            f"the loss on worker {non_finite.index} is NaN or infinite at step {non_finite.progress.step}; to return to a"
+            " checkpoint before it, run surefoot rollback --to, or set healthPolicy.numerics"
+        )
+        return [(reasons.LOSS_FINITE, "False", "NonFinite", text)]
+    if old is None or not reporting:
+        return [] if old is None else [(old.type, old.status, old.reason, old.message)]
     return [(reasons.LOSS_FINITE, "True", "Finite", "losses are finite again")]
 
 
-def _in_band(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
-    """Whether losses and gradient norms are near those before: told once they were not."""
-    world = facts.status.membership
-    found = unsound_loss(facts) if world is not None and world.state == "Committed" else None
-    if found is not None and found.kind == "spike":
-        if known is not None and known.status == "False":
-            return [(known.type, known.status, known.reason, known.message)]  # where it began
-        return [(reasons.LOSS_NORMAL, "False", "Spike", found.reason)]
-    stepped = world is not None and world.state == "Committed" and has_stepped(facts, world.generation)
-    if known is None or not stepped:
-        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
-    return [(reasons.LOSS_NORMAL, "True", "Recovered", "losses are in band again")]
+def _loss_normal(facts: WorldFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Returns `LossNormal`; empty until a loss or gradient norm was far above those before it."""
+    membership = facts.status.membership
+    anomaly = unsound_loss(facts) if membership is not None and membership.state == "Committed" else None
+    if anomaly is not None and anomaly.kind == "spike":
+        if old is not None and old.status == "False":
+            return [(old.type, old.status, old.reason, old.message)]  # it names the step of the first anomaly
+        return [(reasons.LOSS_NORMAL, "False", "Spike", anomaly.reason)]
+    has_first_step = (
+        membership is not None and membership.state == "Committed" and has_stepped(facts, membership.generation)
+    )
+    if old is None or not has_first_step:
+        return [] if old is None else [(old.type, old.status, old.reason, old.message)]
+    return [(reasons.LOSS_NORMAL, "True", "Recovered", "losses and gradient norms are back in their normal range")]
 
 
-def _no_stragglers(status: JobStatus, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
-    """Whether ranks that do the same work as long for it: told once one did not."""
+def _no_stragglers(status: JobStatus, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Returns `NoStragglers`; empty until a rank was persistently slower than ranks with the same work."""
     if status.stragglers:
         return [
             (reasons.NO_STRAGGLERS, "False", reasons.STRAGGLER, "; ".join(map(describe_straggler, status.stragglers)))
         ]
     return (
         []
-        if known is None
-        else [(reasons.NO_STRAGGLERS, "True", "Even", "no rank is persistently slower than its peers")]
+        if old is None
+        else [(reasons.NO_STRAGGLERS, "True", "NoneDetected", "no rank is persistently slower than its peers")]
     )
 
 
-def _with_memory_shortfall(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:
-    """With the numbers, where nothing is in safety because checkpoints do not fit."""
-    truth, reason, message = protected
+def _with_memory_shortfall(protection: tuple[Truth, str, str], fit: Condition | None) -> tuple[Truth, str, str]:
+    """Appends the figures of `CheckpointsFit` where no checkpoint is protected because they do not fit into memory."""
+    truth, reason, message = protection
     message = message.partition(_DOES_NOT_FIT)[0]
-    if truth == "False" and room is not None and room.status == "False":
-        message = f"{message}{_DOES_NOT_FIT}{room.message}"
+    if truth == "False" and fit is not None and fit.status == "False":
+        message = f"{message}{_DOES_NOT_FIT}{fit.message}"
     return truth, reason, message
 
 
-def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: float) -> Condition:
-    kind, truth, reason, message = wanted
-    since = old.last_transition_seconds if old is not None and old.status == truth else now
-    return Condition(kind, truth, reason, message, since)
+def _condition(old: Condition | None, entry: tuple[str, Truth, str, str], now: float) -> Condition:
+    kind, truth, reason, message = entry
+    transition_seconds = old.last_transition_seconds if old is not None and old.status == truth else now
+    return Condition(kind, truth, reason, message, transition_seconds)
 
 
 # ---- status events ---------------------------------------------------------------------------------------------------
-# Derives events from the difference between two statuses.
+# Derives events from the difference between two statuses. Each event is recorded once per change, not once per reconcile.
 
-_NO_BLOCKER = ("Scheduled", "Waiting", "NoWorkersWanted", EXITED_EARLY, OUT_OF_MEMORY, RELEASED)
-"""Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
+_NO_BLOCKER = ("Scheduled", "WaitingForNodes", "NoWorkersWanted", EXITED_EARLY, OUT_OF_MEMORY, RELEASED)
+"""Reasons of PodsScheduled that need no event: nothing is wrong, or another event reports it (an ended worker is a
+WorkerLost)."""
 
 _MAX_STACKS_CHARACTERS = 800
-"""Characters of an event; the incident has more of them."""
+"""Characters of stacks in an event; the incident in the status has more of them."""
 
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Derives the events that a changed status calls for."""
-    parts = (
-        _claimed,
-        _protected,
-        _tied,
-        _rejected,
-        _records_refused,
-        _retained_incidents,
+    """Returns the events that the difference between two statuses of a job calls for."""
+    derivations = (
+        _generation_events,
+        _protection_events,
+        _world_size_events,
+        _spec_events,
+        _record_events,
+        _rollback_events,
         _straggler_events,
-        _blocked,
-        _stacks_collected,
-        _lost,
-        _unheard,
+        _blocker_events,
+        _stacks_events,
+        _checkpoint_lost_events,
+        _unconnected_events,
     )
-    return tuple(event for part in parts for event in part(old, new))
+    return tuple(event for derive in derivations for event in derive(old, new))
 
 
-def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    world = new.membership
+def _generation_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    membership = new.membership
     if (
-        world is None
-        or world.state != "Claimed"
-        or (old.membership is not None and old.membership.generation >= world.generation)
+        membership is None
+        or membership.state != "Claimed"
+        or (old.membership is not None and old.membership.generation >= membership.generation)
     ):
         return ()
-    return (Event(reasons.GENERATION_CLAIMED, f"epoch {world.generation} is claimed: {world.reason}"),)
+    text = f"generation {membership.generation} is claimed: {membership.reason}"
+    return (Event(reasons.GENERATION_CLAIMED, text),)
 
 
-def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.CHECKPOINT_PROTECTED), _condition_of(new, reasons.CHECKPOINT_PROTECTED)
-    if now is None:
+def _protection_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.CHECKPOINT_PROTECTED),
+        _condition_of(new, reasons.CHECKPOINT_PROTECTED),
+    )
+    if new_condition is None:
         return ()
-    if now.reason == reasons.MEMORY_SERVERS_UNREACHABLE:
-        known = was is not None and was.reason == now.reason
-        return () if known else (Event(reasons.MEMORY_SERVERS_UNREACHABLE, now.message, True),)
-    stalled = now.reason == "Stalled"
-    if stalled and (was is None or was.reason != "Stalled"):
-        return (Event(reasons.CHECKPOINT_OVERDUE, now.message, True),)
-    if was is not None and was.status != "True" and now.status == "True":
+    if new_condition.reason == reasons.MEMORY_SERVERS_UNREACHABLE:
+        is_reported = old_condition is not None and old_condition.reason == new_condition.reason
+        return () if is_reported else (Event(reasons.MEMORY_SERVERS_UNREACHABLE, new_condition.message, True),)
+    is_overdue = new_condition.reason == "Overdue"
+    if is_overdue and (old_condition is None or old_condition.reason != "Overdue"):
+        return (Event(reasons.CHECKPOINT_OVERDUE, new_condition.message, True),)
+    if old_condition is not None and old_condition.status != "True" and new_condition.status == "True":
         newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
-        return (Event(reasons.CHECKPOINT_PROTECTED, f"{now.message}{newest}"),)
-    if was is not None and was.status == "True" and now.status == "False":
+        return (Event(reasons.CHECKPOINT_PROTECTED, f"{new_condition.message}{newest}"),)
+    if old_condition is not None and old_condition.status == "True" and new_condition.status == "False":
         return (
             Event(
                 reasons.UNPROTECTED,
-                f"{now.message}; a failure now would lose every step since the last complete checkpoint",
+                f"{new_condition.message}; a failure now would lose every step since the last complete checkpoint",
                 True,
             ),
         )
     return ()
 
 
-def _stacks_collected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Where ranks stood, once an incident: when every worker had its time to say so."""
+def _stacks_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports the stacks of an incident once, when every worker had time to send its own."""
     incident = new.incidents[-1] if new.incidents else None
     if incident is None or not incident.detail or new.membership is None:
         return ()
-    answered = (
+    is_recovered = (
         new.membership.state == "Committed"
         and new.membership.generation == incident.generation + 1
         and new.membership != old.membership
     )
-    over = new.phase == "Failed" and old.phase != "Failed"
-    if not over and not (answered and old.membership is not None and old.membership.state == "Claimed"):
+    has_failed = new.phase == "Failed" and old.phase != "Failed"
+    if not has_failed and not (is_recovered and old.membership is not None and old.membership.state == "Claimed"):
         return ()
-    where = incident.detail[:_MAX_STACKS_CHARACTERS]
-    return (Event(reasons.STACKS_COLLECTED, f"where the ranks of epoch {incident.generation} stood:\n{where}"),)
+    stacks = incident.detail[:_MAX_STACKS_CHARACTERS]
+    text = f"stacks of the ranks at the end of generation {incident.generation}:\n{stacks}"
+    return (Event(reasons.STACKS_COLLECTED, text),)
 
 
-def _rejected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.SPEC_REJECTED), _condition_of(new, reasons.SPEC_REJECTED)
-    if now is None or (was is not None and was.message == now.message):
+def _spec_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = _condition_of(old, reasons.SPEC_REJECTED), _condition_of(new, reasons.SPEC_REJECTED)
+    if new_condition is None or (old_condition is not None and old_condition.message == new_condition.message):
         return ()
-    return (Event(reasons.JOB_SPEC_REJECTED, f"{now.message}; the job continues with its former spec", True),)
+    return (Event(reasons.JOB_SPEC_REJECTED, f"{new_condition.message}; the job continues with its former spec", True),)
 
 
-def _records_refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.RECORDS_REFUSED), _condition_of(new, reasons.RECORDS_REFUSED)
-    if now is None or (was is not None and was.message == now.message):
+def _record_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.RECORDS_REJECTED),
+        _condition_of(new, reasons.RECORDS_REJECTED),
+    )
+    if new_condition is None or (old_condition is not None and old_condition.message == new_condition.message):
         return ()
-    return (Event(reasons.RECORDS_REFUSED, f"ignored a record of this job: {now.message}", True),)
+    return (Event(reasons.RECORDS_REJECTED, f"ignored a record of this job: {new_condition.message}", True),)
 
 
-def _retained_incidents(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.ROLLBACK_REJECTED), _condition_of(new, reasons.ROLLBACK_REJECTED)
-    if now is None or (was is not None and was.message == now.message):
+def _rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.ROLLBACK_REJECTED),
+        _condition_of(new, reasons.ROLLBACK_REJECTED),
+    )
+    if new_condition is None or (old_condition is not None and old_condition.message == new_condition.message):
         return ()
-    return (Event(reasons.ROLLBACK_REJECTED, now.message, True),)
+    return (Event(reasons.ROLLBACK_REJECTED, new_condition.message, True),)
 
 
 def _straggler_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Who is slow, once a rank and node; and once that none is any more."""
-    before = {(one.rank, one.node) for one in old.stragglers}
-    told = [
-        Event(reasons.STRAGGLER, describe_straggler(one), True)
-        for one in new.stragglers
-        if (one.rank, one.node) not in before
+    """Reports each slow rank once per node, and the end only when no rank is slow."""
+    reported = {(straggler.rank, straggler.node) for straggler in old.stragglers}
+    detected_events = [
+        Event(reasons.STRAGGLER, describe_straggler(straggler), True)
+        for straggler in new.stragglers
+        if (straggler.rank, straggler.node) not in reported
     ]
-    gone = [one for one in old.stragglers if not new.stragglers]
-    over = [
-        Event(reasons.STRAGGLER_RESOLVED, f"rank {one.rank} is no straggler on node {one.node} any more")
-        for one in gone
+    recovered = [straggler for straggler in old.stragglers if not new.stragglers]
+    resolved_events = [
+        Event(
+            reasons.STRAGGLER_RESOLVED,
+            f"rank {straggler.rank} on node {straggler.node} is no longer slower than its peers",
+        )
+        for straggler in recovered
     ]
-    return (*told, *over)
+    return (*detected_events, *resolved_events)
 
 
-def _blocked(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """What keeps workers from running, once a cause: its words come again with other numbers, and in other rounds."""
-    was, now = _condition_of(old, reasons.PODS_SCHEDULED), _condition_of(new, reasons.PODS_SCHEDULED)
-    if now is None or now.reason in _NO_BLOCKER:
+def _blocker_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports each cause that keeps workers from running once, although its text returns with other numbers."""
+    old_condition, new_condition = (
+        _condition_of(old, reasons.PODS_SCHEDULED),
+        _condition_of(new, reasons.PODS_SCHEDULED),
+    )
+    if new_condition is None or new_condition.reason in _NO_BLOCKER:
         return ()
-    asked = now.reason in (CREATION_REJECTED, NO_GROUP)
+    is_rejection = new_condition.reason in (CREATION_REJECTED, NO_GROUP)
     if (
-        was is not None
-        and was.reason == now.reason
-        and (not asked or _message_without_digits(was) == _message_without_digits(now))
+        old_condition is not None
+        and old_condition.reason == new_condition.reason
+        and (not is_rejection or _message_without_digits(old_condition) == _message_without_digits(new_condition))
     ):
         return ()
-    again = "; the operator tries again" if asked else ""
-    return (Event(event_reason(now.reason), f"{now.message}{again}", True),)
+    retry_text = "; the operator tries again" if is_rejection else ""
+    return (Event(event_reason_of(new_condition.reason), f"{new_condition.message}{retry_text}", True),)
 
 
-def _message_without_digits(told: Condition) -> str:
-    """Without numbers: of attempts, of what a quota has left."""
-    return "".join(letter for letter in told.message if not letter.isdigit())
+def _message_without_digits(condition: Condition) -> str:
+    """Returns the message without numbers, such as attempts or the rest of a quota, to compare causes."""
+    return "".join(letter for letter in condition.message if not letter.isdigit())
 
 
-def _lost(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.CHECKPOINT_LOST), _condition_of(new, reasons.CHECKPOINT_LOST)
-    return (Event(reasons.CHECKPOINT_LOST, now.message, True),) if now is not None and was is None else ()
+def _checkpoint_lost_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.CHECKPOINT_LOST),
+        _condition_of(new, reasons.CHECKPOINT_LOST),
+    )
+    return (
+        (Event(reasons.CHECKPOINT_LOST, new_condition.message, True),)
+        if new_condition is not None and old_condition is None
+        else ()
+    )
 
 
-def _unheard(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.AGENTS_HEARD), _condition_of(new, reasons.AGENTS_HEARD)
-    if now is None or now.status != "False" or (was is not None and was.status == "False"):
+def _unconnected_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.AGENTS_CONNECTED),
+        _condition_of(new, reasons.AGENTS_CONNECTED),
+    )
+    if (
+        new_condition is None
+        or new_condition.status != "False"
+        or (old_condition is not None and old_condition.status == "False")
+    ):
         return ()
-    return (Event(reasons.AGENTS_UNHEARD, now.message, True),)
+    return (Event(reasons.AGENTS_NOT_CONNECTED, new_condition.message, True),)
 
 
-def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    was, now = _condition_of(old, reasons.WORLD_SIZE_FIXED), _condition_of(new, reasons.WORLD_SIZE_FIXED)
-    if now is None or (was is not None and was.message == now.message):
+def _world_size_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    old_condition, new_condition = (
+        _condition_of(old, reasons.WORLD_SIZE_FIXED),
+        _condition_of(new, reasons.WORLD_SIZE_FIXED),
+    )
+    if new_condition is None or (old_condition is not None and old_condition.message == new_condition.message):
         return ()
-    return (Event(reasons.WORLD_SIZE_FIXED, now.message, True),)
+    return (Event(reasons.WORLD_SIZE_FIXED, new_condition.message, True),)
 
 
 def _condition_of(status: JobStatus, kind: str) -> Condition | None:
@@ -568,54 +648,56 @@ def _condition_of(status: JobStatus, kind: str) -> Condition | None:
 
 
 # ---- contents of the tiers -------------------------------------------------------------------------------------------
-# Counts what each tier has of a job, for its status. Pure; called by `reconcile` when a status is about to be written.
-# Saves come and go with every interval: a status written for their bytes alone would be a stream of writes to the API
-# server.
+# Counts the saves of a job in each tier, for its status. `reconcile` calls it only when a status is about to be written
+# anyway: saves come and go with every interval, and a status for their bytes alone would be a stream of API writes.
 
 
-def update_contents(seen: JobSnapshot, status: JobStatus) -> JobStatus:
-    """Adds the figures to a status that differs from the stored one.
+def update_contents(snapshot: JobSnapshot, status: JobStatus) -> JobStatus:
+    """Adds the contents of both tiers to a status that differs from the stored one.
 
-    What was not read for its epoch stays as it was told before.
+    Contents that were not read in this generation keep their last values.
     """
-    if status == seen.status:
+    if status == snapshot.status:
         return status
-    world, known = status.membership, status.checkpoints
+    membership, contents = status.membership, status.checkpoints
     if status.memory_cleared:
-        return replace(status, checkpoints=StoredCheckpoints(persistent=known.persistent))
-    if world is None or world.state != "Committed":
+        return replace(status, checkpoints=StoredCheckpoints(persistent=contents.persistent))
+    if membership is None or membership.state != "Committed":
         return status
-    reading = servers_reading(seen.servers, world.generation)
+    reading = servers_reading(snapshot.servers, membership.generation)
     if reading.servers:
         newest = status.last_complete
-        copies = 0 if newest is None else copies_of(newest, reading, server_domains(seen.servers))
-        in_memory = _counted(m for entries in reading.servers.values() for m in entries)
-        known = replace(known, memory=in_memory, copies=copies)
-    return replace(status, checkpoints=replace(known, persistent=_persistent(seen, status, reading)))
+        copies = 0 if newest is None else copies_of(newest, reading, server_domains(snapshot.servers))
+        in_memory = _count_contents(m for entries in reading.servers.values() for m in entries)
+        contents = replace(contents, memory=in_memory, copies=copies)
+    persistent = _persistent_contents(snapshot, status, reading)
+    return replace(status, checkpoints=replace(contents, persistent=persistent))
 
 
-def _persistent(seen: JobSnapshot, status: JobStatus, reading: TierReading) -> TierContents | None:
-    """As it was listed, else as it was told and what was uploaded since: a listing comes once a minute at most."""
-    known, listing, floor = status.checkpoints.persistent, seen.persistent, status.last_uploaded
-    current = status.membership is not None and listing.read_generation == status.membership.generation
-    listed = listing.entries if current else None
-    if listed is not None and (floor is None or any(m.save.checkpoint == floor for m in listed)):
-        return _counted(listed)
-    if known is None and listed is not None:
-        known = _counted(listed)
-    if floor is None or floor == seen.status.last_uploaded:
-        return known
-    uploaded = _counted(copies[0] for copies in reading.manifests().get(floor, {}).values())
-    return uploaded if known is None else _sum(known, uploaded)
+def _persistent_contents(snapshot: JobSnapshot, status: JobStatus, reading: TierReading) -> TierContents | None:
+    """Returns the contents as listed, or the last ones plus later uploads: a listing comes once a minute at most."""
+    last_contents, listing = status.checkpoints.persistent, snapshot.persistent
+    last_uploaded = status.last_uploaded
+    is_current = status.membership is not None and listing.read_generation == status.membership.generation
+    manifests = listing.entries if is_current else None
+    # a listing that lacks the last upload is older than it
+    if manifests is not None and (last_uploaded is None or any(m.save.checkpoint == last_uploaded for m in manifests)):
+        return _count_contents(manifests)
+    if last_contents is None and manifests is not None:
+        last_contents = _count_contents(manifests)
+    if last_uploaded is None or last_uploaded == snapshot.status.last_uploaded:
+        return last_contents
+    uploaded = _count_contents(copies[0] for copies in reading.manifests().get(last_uploaded, {}).values())
+    return uploaded if last_contents is None else _sum(last_contents, uploaded)
 
 
-def _sum(one: TierContents, other: TierContents) -> TierContents:
-    return TierContents(one.bytes + other.bytes, one.checkpoints + other.checkpoints)
+def _sum(first: TierContents, second: TierContents) -> TierContents:
+    return TierContents(first.bytes + second.bytes, first.checkpoints + second.checkpoints)
 
 
-def _counted(saves: Iterable[RankManifest]) -> TierContents:
-    size, found = 0, set()
-    for one in saves:
-        size += one.stream_bytes + one.digests_bytes + one.values_bytes
-        found.add((one.save.generation, one.save.step))
-    return TierContents(size, len(found))
+def _count_contents(saves: Iterable[RankManifest]) -> TierContents:
+    size_bytes, checkpoints = 0, set()
+    for manifest in saves:
+        size_bytes += manifest.stream_bytes + manifest.digests_bytes + manifest.values_bytes
+        checkpoints.add((manifest.save.generation, manifest.save.step))
+    return TierContents(size_bytes, len(checkpoints))

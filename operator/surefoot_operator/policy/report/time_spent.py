@@ -1,8 +1,8 @@
 """Accounts for every second of a job since it started.
 
-Pure; called by `status_conditions`. Without it people see that a job recovers, not what failures, waiting and resizing cost it in
-all. The categories follow the badput taxonomy of Google's ml-goodput library; they add up to the job's age by construction,
-for a second leaves one only for another.
+Pure; called by `status_conditions`. It shows users what failures, waiting and resizing cost the job in total. The categories
+follow the badput taxonomy of Google's ml-goodput library. They always add up to the job's age: a second is only ever moved
+from one category to another.
 """
 
 from __future__ import annotations
@@ -25,60 +25,68 @@ CATEGORIES = tuple(
 )
 
 DIGITS = 6
+"""Digits to which seconds are rounded, so that a status read back from JSON equals the one that was written."""
 
 
 def update_time_spent(facts: WorldFacts, status: JobStatus) -> TimeSpent:
-    """Closes the category that this status ends, and opens the next."""
-    old, before = _opened_account(facts, status), facts.status.incidents
-    if not old.category:
-        return old
-    category, lost = _category(facts, status, old.category), _newly_assigned(before, status.incidents)
-    if category == old.category and lost is None:
-        return old
-    spent = _moved(old, None, old.category, facts.now - old.since_seconds)
-    if old.category == "training" and _newly_opened(before, status.incidents):
-        spent = _moved(spent, "training", "detecting", min(facts.now - old.since_seconds, _idle_seconds(facts)))
-    if lost is not None:
-        steps = max(1, lost.last_step)
-        spent = _moved(
-            spent, "training", "recomputed", spent.training_seconds * min(lost.steps_lost or 0, steps) / steps
-        )
+    """Returns the account with the present category closed and another opened, if this status changes it."""
+    account, old_incidents = _opened_account(facts, status), facts.status.incidents
+    if not account.category:
+        return account
+    category = _category(facts, status, account.category)
+    costed = _newly_costed(old_incidents, status.incidents)
+    if category == account.category and costed is None:
+        return account
+    spent = _add_seconds(account, None, account.category, facts.now - account.since_seconds)
+    # the time between the last step and the detection of the failure was no training
+    if account.category == "training" and _newly_opened(old_incidents, status.incidents):
+        idle_seconds = min(facts.now - account.since_seconds, _idle_seconds(facts))
+        spent = _add_seconds(spent, "training", "detecting", idle_seconds)
+    # steps that the failure took back will be computed again: their average duration leaves training
+    if costed is not None:
+        steps = max(1, costed.last_step)
+        recomputed_seconds = spent.training_seconds * min(costed.steps_lost or 0, steps) / steps
+        spent = _add_seconds(spent, "training", "recomputed", recomputed_seconds)
     return replace(spent, category=category, since_seconds=facts.now)
 
 
 def seconds_spent(spent: TimeSpent, now: float) -> dict[str, float]:
-    """Returns seconds by category as of now, the open one included."""
+    """Returns the seconds of each category as of now, the open category included."""
     if spent.category:
-        spent = _moved(spent, None, spent.category, now - spent.since_seconds)
+        spent = _add_seconds(spent, None, spent.category, now - spent.since_seconds)
     return {name: getattr(spent, f"{name}_seconds") for name in CATEGORIES}
 
 
 def goodput(seconds: Mapping[str, float]) -> float | None:
-    """The share of training that was not run again; None before any.
+    """Returns the ratio of training that was not repeated to all time except suspension; None before any time passed.
 
-    Of all time but suspension, which somebody wished.
+    Suspension does not count, because a user asked for it.
     """
-    wished = sum(seconds.values()) - seconds["suspended"]
-    return seconds["training"] / wished if wished > 0 else None
+    counted_seconds = sum(seconds.values()) - seconds["suspended"]
+    return seconds["training"] / counted_seconds if counted_seconds > 0 else None
 
 
 def _opened_account(facts: WorldFacts, status: JobStatus) -> TimeSpent:
-    """The account as it was, opened where a job starts or an operator first counts."""
-    known, start = facts.status.time_spent, status.start_seconds
-    if known != TimeSpent() or start is None or facts.status.phase in ("Complete", "Failed"):
-        return known
+    """Returns the stored account, or a new one if the job starts or no operator has counted yet."""
+    account, start_seconds = facts.status.time_spent, status.start_seconds
+    if account != TimeSpent() or start_seconds is None or facts.status.phase in ("Complete", "Failed"):
+        return account
     if facts.status.start_seconds is None:
-        return TimeSpent("waiting", start)
-    # it started under an operator that did not count
+        return TimeSpent("waiting", start_seconds)
+    # the job started under an operator that did not count: how it spent the time until now is unknown
     return TimeSpent(
-        _category(facts, status, ""), facts.now, unknown_seconds=round(max(0.0, facts.now - start), DIGITS)
+        _category(facts, status, ""), facts.now, unknown_seconds=round(max(0.0, facts.now - start_seconds), DIGITS)
     )
 
 
-def _category(facts: WorldFacts, status: JobStatus, now: str) -> str:
-    """What the seconds from now on are spent on; empty: the job is over."""
-    world, incident = status.membership, open_incident(status.incidents)
-    if world is None or status.phase in ("Complete", "Failed"):
+def _category(facts: WorldFacts, status: JobStatus, current: str) -> str:
+    """Returns the category of the seconds from now on; empty: the job is over.
+
+    Args:
+        current: the category until now; empty: none.
+    """
+    membership, incident = status.membership, open_incident(status.incidents)
+    if membership is None or status.phase in ("Complete", "Failed"):
         return ""
     if status.phase == "Suspended":
         return "suspended"
@@ -86,37 +94,37 @@ def _category(facts: WorldFacts, status: JobStatus, now: str) -> str:
         if incident.fenced_seconds is not None and incident.committed_seconds is None:
             return "waiting"
         return "resizing" if incident.kind == "planned" else "recovering"
-    if world.state == "Claimed":
+    if membership.state == "Claimed":
         return "resizing" if facts.spec.suspend else "waiting"
-    if world != facts.status.membership:
+    if membership != facts.status.membership:
         return "starting"
     if completion_of(facts) is not None:
         return "finishing"
-    # a new operator has heard of no step yet: what trained goes on training until something is known to have ended it
-    return "training" if now == "training" or has_stepped(facts, world.generation) else "starting"
+    # a new operator has received no step yet: a job that trained counts as training until its end is known
+    return "training" if current == "training" or has_stepped(facts, membership.generation) else "starting"
 
 
 def _idle_seconds(facts: WorldFacts) -> float:
-    """How long nothing was trained before the loss was known, beside the step that was under way."""
-    last = last_step_seconds(facts, facts.membership.generation)
-    return 0.0 if last is None else max(0.0, facts.now - last - (seconds_per_step(facts) or 0.0))
+    """Returns how long nothing was trained before the failure was detected, without the step that was under way."""
+    last_step_at = last_step_seconds(facts, facts.membership.generation)
+    return 0.0 if last_step_at is None else max(0.0, facts.now - last_step_at - (seconds_per_step(facts) or 0.0))
 
 
-def _newly_opened(before: tuple[Incident, ...], after: tuple[Incident, ...]) -> bool:
-    incident = open_incident(after)
-    return incident is not None and incident.kind != "planned" and open_incident(before) is None
+def _newly_opened(old_incidents: tuple[Incident, ...], new_incidents: tuple[Incident, ...]) -> bool:
+    incident = open_incident(new_incidents)
+    return incident is not None and incident.kind != "planned" and open_incident(old_incidents) is None
 
 
-def _newly_assigned(before: tuple[Incident, ...], after: tuple[Incident, ...]) -> Incident | None:
-    """The incident of which this status tells first how many steps it cost."""
-    new, old = open_incident(after), open_incident(before)
+def _newly_costed(old_incidents: tuple[Incident, ...], new_incidents: tuple[Incident, ...]) -> Incident | None:
+    """Returns the incident whose lost steps are known for the first time with this status, if there is one."""
+    new, old = open_incident(new_incidents), open_incident(old_incidents)
     if new is None or new.committed_seconds is None or not new.steps_lost:
         return None
     return new if old is None or old.committed_seconds is None else None
 
 
-def _moved(spent: TimeSpent, source: str | None, target: str, seconds: float) -> TimeSpent:
-    """`seconds` in `target`, taken from `source` or new."""
+def _add_seconds(spent: TimeSpent, source: str | None, target: str, seconds: float) -> TimeSpent:
+    """Adds `seconds` to the category `target` and takes them from the category `source`, unless that is None."""
     amount = round(max(0.0, seconds), DIGITS)
     changes = {f"{target}_seconds": round(getattr(spent, f"{target}_seconds") + amount, DIGITS)}
     if source is not None:

@@ -57,11 +57,11 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
     seen = running()
     status = replace(
         seen.status,
-        message="epoch 1 runs with 3 ranks on 3 workers",
+        message="generation 1 runs with 3 ranks on 3 workers",
         conditions=(
             Condition("Running", "True", "Running", "", BEGAN),
             Condition("Resizing", "False", "Running", "", BEGAN),
-            Condition("CheckpointProtected", "False", "Stalled", "no checkpoint became complete", BEGAN),
+            Condition("CheckpointProtected", "False", "Overdue", "no checkpoint became complete", BEGAN),
         ),
         incidents=(LOST,),
         excluded_nodes=(ExcludedNode("n7", "it failed twice", BEGAN + 900),),
@@ -106,7 +106,7 @@ def test_the_bytes_of_each_tier_are_shown_once_they_are_known() -> None:
     )
 
 
-PROTECTED = Condition("CheckpointProtected", "True", "Protected", "", BEGAN)
+PROTECTED = Condition("CheckpointProtected", "True", "SufficientCopies", "", BEGAN)
 ELASTIC = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3}}
 
 

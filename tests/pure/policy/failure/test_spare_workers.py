@@ -188,7 +188,7 @@ def test_spares_are_told_to_be_ready_once_as_many_are_warm() -> None:
     assert condition(running()) is None
     told = condition(with_spare())
     assert told is not None
-    assert (told.status, told.reason, told.message) == ("True", "Warm", "1 of 1 spares are warm")
+    assert (told.status, told.reason, told.message) == ("True", "AllWarm", "1 of 1 spares are warm")
     cold = condition(with_spare(warm=False))
     assert cold is not None
     assert (cold.status, cold.reason) == ("False", "Waiting")

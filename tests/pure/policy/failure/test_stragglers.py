@@ -165,7 +165,7 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
     found = even(decided(over))
     assert found is not None
     assert found.status == "True"
-    assert events(over) == [("StragglerResolved", "rank 2 is no straggler on node n2 any more")]
+    assert events(over) == [("StragglerResolved", "rank 2 on node n2 is no longer slower than its peers")]
     assert events(replace(quick, status=decided(over))) == []
 
 

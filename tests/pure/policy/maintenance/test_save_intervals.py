@@ -36,7 +36,7 @@ from surefoot_operator.policy.maintenance.save_intervals import (
     readable_seconds,
 )
 from surefoot_operator.policy.maintenance.upload_plan import interval_of
-from surefoot_operator.policy.report.status_conditions import checkpoint_protected
+from surefoot_operator.policy.report.status_conditions import evaluate_checkpoint_protected
 from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
@@ -244,19 +244,19 @@ def test_a_choice_of_another_spec_counts_no_more() -> None:
 def test_short_intervals_are_late_after_seconds_not_after_steps() -> None:
     each = CheckpointPolicy(MemoryTierSpec(interval_steps=1))
     soon = running(step=75, checkpoint=each)
-    assert checkpoint_protected(gather(soon))[1] == "Protected"
-    assert checkpoint_protected(gather(running(step=95, checkpoint=each)))[1] == "Stalled"
+    assert evaluate_checkpoint_protected(gather(soon))[1] == "SufficientCopies"
+    assert evaluate_checkpoint_protected(gather(running(step=95, checkpoint=each)))[1] == "Overdue"
     # a training that stands lets no save arrive later than one that goes on
     stands = replace(soon, sessions=tuple(replace(s, step_at_seconds=NOW - 3) for s in soon.sessions))
-    assert checkpoint_protected(gather(stands))[1] == "Stalled"
+    assert evaluate_checkpoint_protected(gather(stands))[1] == "Overdue"
 
 
 def test_nothing_is_late_by_an_interval_that_did_not_count_yet() -> None:
     seen = running(step=120, checkpoint=SECONDS)
     before = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter now", NOW, 100, NOW))
-    assert checkpoint_protected(gather(replace(seen, status=before)))[1] == "Protected"
+    assert evaluate_checkpoint_protected(gather(replace(seen, status=before)))[1] == "SufficientCopies"
     past = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter long since", NOW, 41, NOW))
-    assert checkpoint_protected(gather(replace(seen, status=past)))[1] == "Stalled"
+    assert evaluate_checkpoint_protected(gather(replace(seen, status=past)))[1] == "Overdue"
 
 
 # ---- what agents hear ----------------------------------------------------------------------------------------------

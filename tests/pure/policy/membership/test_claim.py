@@ -258,7 +258,7 @@ def test_a_half_started_job_gives_its_nodes_back_after_the_deadline_and_says_so(
     assert next(e.message for e in made.events if e.reason == "WorkersReleased").startswith(
         "2 of 3 workers held nodes for schedulingDeadlineSeconds (600 s), too few for any world"
     )
-    assert why(made)[0] == "Released"
+    assert why(made)[0] == "NodesReleased"
     assert why(made)[1] == made.status.message
     gone = replace(due, workers=(), sessions=(), status=made.status)
     rest = plan(gone)

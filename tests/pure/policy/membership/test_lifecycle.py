@@ -249,7 +249,7 @@ def test_a_refused_attempt_says_so_with_the_servers_sentence_first_and_is_made_a
     assert made.wake_after_seconds == pytest.approx(1.0)
     made = plan(refused(1, RETRY_SECONDS))
     assert [a for a in made.actions if isinstance(a, PurgePersistent)] == [PurgePersistent(1)]
-    (event,) = [e for e in made.events if e.reason == "PersistentDataDeletionRefused"]
+    (event,) = [e for e in made.events if e.reason == "PersistentDataDeletionRejected"]
     assert event.warning
     assert event.message == made.status.message
     assert kinds(refused(2, 2 * RETRY_SECONDS), PurgePersistent) == []

@@ -320,12 +320,12 @@ def test_the_refusals_own_words_stand_on_the_job_and_are_told_once() -> None:
     seen = shrunk(PendingCreate(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 4))
     assert condition(seen, "PodsScheduled") == (
         "False",
-        "Refused",
-        f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}",
+        "CreationRejected",
+        f"2 of 3 workers have a node; worker 2 was rejected: {QUOTA}",
     )
     first = plan(seen)
     assert [e.message for e in first.events if e.reason == "WorkerCreationFailed"] == [
-        f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}; the operator tries again"
+        f"2 of 3 workers have a node; worker 2 was rejected: {QUOTA}; the operator tries again"
     ]
     assert "WorkerCreationFailed" not in {e.reason for e in plan(replace(seen, status=first.status)).events}
 
@@ -389,7 +389,7 @@ def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
     seen = shrunk()
     full = running()
     spare = replace(seen, workers=full.workers, sessions=full.sessions)
-    assert not plan(spare).reason.startswith("epoch 1 runs"), "it is warm, and the world grows by it"
+    assert not plan(spare).reason.startswith("generation 1 runs"), "it is warm, and the world grows by it"
     asked_to_go = replace(spare, deletions=frozenset({full.workers[2].uid}))
     made = plan(asked_to_go)
     assert made.status.membership == spare.status.membership

@@ -14,7 +14,7 @@ from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.blockers import AGAIN_SECONDS, UNHEARD_SECONDS, refusal_events, unplanned
+from surefoot_operator.policy.report.blockers import REPEAT_SECONDS, UNCONNECTED_SECONDS, refusal_events, unplanned
 from surefoot_operator.rejected_calls import ApiCall, RefusedCall
 
 # ---- hindrances ------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ CREATING = pod(1, waiting("ContainerCreating"))
         (
             pod(0, {"terminated": {"exitCode": 1, "message": "x\nModuleNotFoundError: no surefoot"}}, phase="Failed"),
             "False",
-            "Ended",
+            "ExitedEarly",
             "ModuleNotFoundError: no surefoot",
             None,
         ),
@@ -124,7 +124,11 @@ def test_the_jobs_own_status_says_what_its_pods_wait_for(
 @pytest.mark.parametrize("words", [QUOTA.format(1), ACCOUNT])
 def test_a_refused_pod_is_said_in_the_servers_words(words: str) -> None:
     made = plan(beginning(creates=(PendingCreate(0, 1, False, words, until_seconds=NOW + 9),)))
-    assert scheduled(made) == ("False", "Refused", f"0 of 2 workers have a node; worker 0 was refused: {words}")
+    assert scheduled(made) == (
+        "False",
+        "CreationRejected",
+        f"0 of 2 workers have a node; worker 0 was rejected: {words}",
+    )
     assert words in made.status.message
     assert told(made) == [("WorkerCreationFailed", f"{scheduled(made)[2]}; the operator tries again")]
 
@@ -146,7 +150,7 @@ def test_a_pod_whose_kubelet_says_nothing_is_pointed_at_after_a_while() -> None:
     assert scheduled(plan(early))[1] == "Scheduled"
     workers = tuple(replace(worker, created_seconds=NOW - 61) for worker in early.workers)
     made = plan(replace(early, workers=workers))
-    text = "worker 0 was not started on node n0 within 60 s; the events of pod gpt-worker-0-1 say why"
+    text = "worker 0 was not started on node n0 within 60 s; read the events of pod gpt-worker-0-1 for the cause"
     assert scheduled(made) == ("True", "ContainersNotStarted", f"2 of 2 workers have a node; {text}")
     assert told(made) == [("WorkerStartFailed", f"2 of 2 workers have a node; {text}")]
 
@@ -175,7 +179,7 @@ def taken_over(after: float = 1.0, heard: int = 0) -> JobSnapshot:
 
 
 def told_unheard(status: JobStatus) -> str:
-    found = condition_of(status, "AgentsHeard")
+    found = condition_of(status, "AgentsConnected")
     return "" if found is None else f"{found.status}: {found.message}"
 
 
@@ -187,38 +191,38 @@ def test_what_is_not_known_is_not_called_starting() -> None:
     )
     assert told_unheard(made.status) == ""
     assert made.wake_after_seconds is not None
-    assert made.wake_after_seconds <= UNHEARD_SECONDS
+    assert made.wake_after_seconds <= UNCONNECTED_SECONDS
 
 
 def test_a_worker_that_does_not_come_is_an_event_once() -> None:
-    made = plan(taken_over(UNHEARD_SECONDS, heard=1))
+    made = plan(taken_over(UNCONNECTED_SECONDS, heard=1))
     assert told_unheard(made.status).startswith(
         "False: workers 1, 2 have not connected to this operator since it began to lead"
     )
-    (event,) = [e for e in made.events if e.reason == "AgentsUnheard"]
+    (event,) = [e for e in made.events if e.reason == "AgentsNotConnected"]
     assert event.warning
     assert "surefoot doctor --network" in event.message
     assert "delete their pods" in event.message
-    again = replace(taken_over(UNHEARD_SECONDS + 5, heard=1), status=made.status)
+    again = replace(taken_over(UNCONNECTED_SECONDS + 5, heard=1), status=made.status)
     assert plan(again).status.phase == "Running"
-    assert [e for e in plan(again).events if e.reason == "AgentsUnheard"] == []
+    assert [e for e in plan(again).events if e.reason == "AgentsNotConnected"] == []
     assert told_unheard(plan(again).status) == told_unheard(made.status)
     next_leader = replace(again, term_seconds=again.now_seconds - 1)
     assert told_unheard(plan(next_leader).status) == told_unheard(made.status)  # it waits before it says anything else
-    whole = replace(again, sessions=taken_over(UNHEARD_SECONDS + 5, heard=3).sessions)
-    assert told_unheard(plan(whole).status) == "True: every worker of the world has connected"
+    whole = replace(again, sessions=taken_over(UNCONNECTED_SECONDS + 5, heard=3).sessions)
+    assert told_unheard(plan(whole).status) == "True: every worker that trains has connected"
 
 
 def test_nobody_is_missing_where_all_came_or_their_pods_do_not_run() -> None:
-    late = taken_over(UNHEARD_SECONDS, heard=3)
+    late = taken_over(UNCONNECTED_SECONDS, heard=3)
     assert told_unheard(plan(late).status) == ""
-    pending = replace(taken_over(UNHEARD_SECONDS), workers=tuple(replace(w, phase="Pending") for w in late.workers))
+    pending = replace(taken_over(UNCONNECTED_SECONDS), workers=tuple(replace(w, phase="Pending") for w in late.workers))
     assert told_unheard(plan(pending).status) == ""
 
 
 @pytest.mark.parametrize("phase", ["Complete", "Failed"])
 def test_an_ended_jobs_workers_have_left(phase: str) -> None:
-    seen = taken_over(UNHEARD_SECONDS)
+    seen = taken_over(UNCONNECTED_SECONDS)
     ended = replace(seen, status=replace(seen.status, phase=phase, completion_seconds=TERM))  # type: ignore[arg-type]
     assert told_unheard(plan(ended).status) == ""
 
@@ -239,7 +243,7 @@ def test_a_refusal_is_a_condition_that_turns_true_again_and_is_not_there_before(
     told = plan(replace(seen, refused_calls=(refused(),))).status
     found = condition_of(told, "ApiAccepted")
     assert found is not None
-    assert (found.status, found.reason) == ("False", "Refused")
+    assert (found.status, found.reason) == ("False", "Rejected")
     assert found.message == "failed quota (403 Forbidden: create pods team/p0)"
     again = plan(
         replace(
@@ -266,14 +270,14 @@ def test_an_event_is_recorded_when_a_refusal_begins_and_seldom_after() -> None:
     first = refusal_events((refused(),), {}, 0.0)
     (event,) = first.events
     assert event.warning
-    assert event.reason == "ApiRefused"
+    assert event.reason == "ApiCallRejected"
     assert event.message == "failed quota (403 Forbidden: create pods team/p0); the operator retries this call"
     later = refusal_events((refused(), refused(1)), first.told, 1.0)
     assert [e.message for e in later.events] == [
         "failed quota (403 Forbidden: create pods team/p1); the operator retries this call"
     ]
-    assert refusal_events((refused(),), later.told, AGAIN_SECONDS - 1).events == ()
-    assert len(refusal_events((refused(),), later.told, AGAIN_SECONDS).events) == 1
+    assert refusal_events((refused(),), later.told, REPEAT_SECONDS - 1).events == ()
+    assert len(refusal_events((refused(),), later.told, REPEAT_SECONDS).events) == 1
     assert refusal_events((), later.told, 2.0).told == {}  # over: its next beginning is news
 
 
@@ -282,7 +286,7 @@ def test_a_job_without_a_plan_says_why_and_keeps_all_else() -> None:
     told = unplanned(status, (refused(),), 7.0)
     assert (
         told.message
-        == "failed quota (403 Forbidden: create pods team/p0); until the server accepts it, Surefoot plans nothing for this job"
+        == "failed quota (403 Forbidden: create pods team/p0); until the API server accepts it, Surefoot plans nothing for this job"
     )
     assert (told.phase, told.membership, told.step) == (status.phase, status.membership, status.step)
     assert unplanned(told, (refused(),), 9.0) == told

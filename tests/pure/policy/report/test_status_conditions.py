@@ -93,7 +93,7 @@ def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on()
     kept, lost = after(soon, "CheckpointProtected"), after(late, "CheckpointProtected")
     assert kept is not None
     assert lost is not None
-    assert (kept.status, lost.status, lost.reason) == ("True", "False", "Stalled")
+    assert (kept.status, lost.status, lost.reason) == ("True", "False", "Overdue")
     new_leader = after(replace(late, term_seconds=late.now_seconds - 1), "CheckpointProtected")
     assert new_leader is not None
     assert new_leader.status == "True"
@@ -123,15 +123,15 @@ def test_records_that_break_a_bound_are_told_by_name_and_training_goes_on() -> N
     why = "holder n/i: index entry 1:113:0: world is 1000000000, allowed are 1 to 1048576"
     seen = replace(running(), refused_records=(why, "another"))
     made = plan(seen)
-    found = condition(made.status, "RecordsRefused")
+    found = condition(made.status, "RecordsRejected")
     assert found is not None
     assert (found.status, found.reason, found.message) == ("True", "OutOfBounds", f"{why} (and 1 more)")
-    assert [e.message for e in made.events if e.reason == "RecordsRefused"] == [
+    assert [e.message for e in made.events if e.reason == "RecordsRejected"] == [
         f"ignored a record of this job: {why} (and 1 more)"
     ]
     assert (made.status.phase, made.actions) == ("Running", plan(running()).actions)
-    assert not [e for e in plan(replace(seen, status=made.status)).events if e.reason == "RecordsRefused"]
-    assert condition(plan(running()).status, "RecordsRefused") is None
+    assert not [e for e in plan(replace(seen, status=made.status)).events if e.reason == "RecordsRejected"]
+    assert condition(plan(running()).status, "RecordsRejected") is None
 
 
 # ---- tier contents ---------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def protection(truth: str, reason: str, message: str) -> JobStatus:
 NOTHING = protection("False", "NoCheckpoint", "no checkpoint is complete yet")
 SAFE = protection("True", "Protected", "a complete checkpoint has 2 copies")
 BARE = protection("False", "TooFewCopies", "no complete checkpoint has 2 copies yet")
-STALLED = protection("False", "Stalled", "no checkpoint became complete for 3 intervals")
+STALLED = protection("False", "Overdue", "no checkpoint became complete within 3 save intervals")
 
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str, bool]]:
@@ -239,7 +239,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str, bool]]:
 
 def test_a_claim_is_told_with_its_epoch_and_why_and_a_commit_is_not_told_twice() -> None:
     claimed = JobStatus(membership=Membership(2, "Claimed", reason="node a is gone"))
-    assert said(JobStatus(), claimed) == [("GenerationClaimed", "epoch 2 is claimed: node a is gone", False)]
+    assert said(JobStatus(), claimed) == [("GenerationClaimed", "generation 2 is claimed: node a is gone", False)]
     assert said(claimed, replace(claimed, step=3)) == []
     assert said(claimed, JobStatus(membership=Membership(2, "Committed", reason="node a is gone"))) == []
 
@@ -264,7 +264,9 @@ def test_where_ranks_stood_is_told_once_when_every_worker_could_say_so() -> None
     incident = Incident("hang", "no step", None, None, 1, 100.0, detail="rank 1: in load (job/train.py:28)")
     claimed = JobStatus(membership=Membership(2, "Claimed"), incidents=(incident,))
     committed = replace(claimed, membership=Membership(2, "Committed"))
-    told_it = [("StacksCollected", "where the ranks of epoch 1 stood:\nrank 1: in load (job/train.py:28)", False)]
+    told_it = [
+        ("StacksCollected", "stacks of the ranks at the end of generation 1:\nrank 1: in load (job/train.py:28)", False)
+    ]
     assert said(claimed, claimed) == []
     assert said(claimed, committed) == told_it
     assert said(committed, replace(committed, step=9)) == []
