@@ -85,8 +85,8 @@ class AgentSettings:
     scratch_folder: str = ""
     """SUREFOOT_SCRATCH_FOLDER, else the run folder: what grows. Per-rank logs
     (`logs/worker-INDEX-ATTEMPT/epoch-E/rank-R.log`), ledgers, and what an image does not let a worker write."""
-    pre_join_check: str = "Off"
-    """SUREFOOT_PRE_JOIN_CHECK: Off, Warn or Enforce, as `healthPolicy.preJoinCheck` says."""
+    pre_join_check: str = "Disabled"
+    """SUREFOOT_PRE_JOIN_CHECK: Disabled, Warn or Enforce, as `healthPolicy.preJoinCheck` says."""
     job_name: str = ""
     """SUREFOOT_JOB_NAME and SUREFOOT_JOB_NAMESPACE: labels of its metrics."""
     job_namespace: str = ""
@@ -153,7 +153,7 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
         coordinator_ca=environment.get("SUREFOOT_COORDINATOR_CA", ""),
         metrics_port=_whole(environment, "SUREFOOT_METRICS_PORT") if environment.get("SUREFOOT_METRICS_PORT") else None,
         scratch_folder=environment.get("SUREFOOT_SCRATCH_FOLDER") or _text(environment, "SUREFOOT_RUN_FOLDER"),
-        pre_join_check=environment.get("SUREFOOT_PRE_JOIN_CHECK", "Off"),
+        pre_join_check=environment.get("SUREFOOT_PRE_JOIN_CHECK", "Disabled"),
         job_name=environment.get("SUREFOOT_JOB_NAME", ""),
         job_namespace=environment.get("SUREFOOT_JOB_NAMESPACE", ""),
         coordinator_fallback_url=environment.get("SUREFOOT_COORDINATOR_FALLBACK_URL", ""),

@@ -41,7 +41,7 @@ class JoinTrial:
         self._node = simulation.fabric.nodes[agent.node]
         self.findings: tuple[NodeFinding, ...] = ()
         self._takes: float | None = None
-        if self._policy != "Off":
+        if self._policy != "Disabled":
             self._takes = simulation.join_watch.duration(self._node)
             agent.engine.after(self._takes, agent.process, self._over)
 
@@ -74,7 +74,7 @@ class JoinWatch:
 
     def draw(self) -> None:
         """What each node does from the beginning on."""
-        if self._simulation.settings.pre_join_check == "Off":
+        if self._simulation.settings.pre_join_check == "Disabled":
             return
         many = self._rng.random()
         self.shared = many < 0.2

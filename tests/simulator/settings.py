@@ -52,7 +52,7 @@ class Settings:
 
     good_after: int = field(default=0, repr=False)
     """Steps after which a checkpoint counts as good, of a job that heals its mathematics; 0: of one that does not."""
-    pre_join_check: Literal["Off", "Warn", "Enforce"] = field(default="Off", repr=False)
+    pre_join_check: Literal["Disabled", "Warn", "Enforce"] = field(default="Disabled", repr=False)
     """Whether agents try their nodes before they join."""
     record: tuple[float, float] | None = field(default=None, repr=False)
     """What the job's incidents say already: how long replacements take, and a change of size. None: nothing yet."""
@@ -100,7 +100,9 @@ def draw(rng: random.Random) -> Settings:
     drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
     rng = random.Random(f"record {drawn}")
     record = (rng.choice((0.5, 2.0, 8.0)), rng.choice((0.5, 3.0, 12.0))) if rng.random() < 0.3 else None
-    check = random.Random(f"join {drawn}").choice(("Off", "Off", "Off", "Off", "Off", "Warn", "Enforce", "Enforce"))
+    check = random.Random(f"join {drawn}").choice(
+        ("Disabled", "Disabled", "Disabled", "Disabled", "Disabled", "Warn", "Enforce", "Enforce")
+    )
     # more ranks than servers, as many, and fewer: drawn apart, as the spares
     servers = random.Random(f"servers {drawn}").choice((1, 1, 1, 1, 1, 2, 2, 3))
     drawn = replace(drawn, pre_join_check=check, servers=servers)

@@ -1,7 +1,7 @@
 """Declares the specification of a TrainingJob: each field once, with type, unit, range, default and text.
 
-Pure values, built by `api.parse`. The docstring of a field is its row in docs/api.md and its description in the CRD; both
-are made from this module by `make manifests`. Durations are seconds, sizes bytes.
+Pure values, built by `api.parse`. The docstring of a field is its row in docs/api.md and its description in the CRD;
+`make manifests` generates both from this module. Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 MANAGER = "surefoot.dev/operator"
 TOTAL_STEPS = f"{GROUP}/total-steps"
-"""An annotation: how many steps the program makes. For people who watch; nothing is decided from it."""
+"""Annotation: number of steps that the program makes in total. It is only displayed; no decision depends on it."""
 ACCEPT_LOSS = f"{GROUP}/accept-loss"
-"""An annotation: a person accepts what was lost to the epoch that it names."""
+"""Annotation: a user accepts the loss for which the generation named here waits, so that the job continues without it."""
 ROLLBACK = f"{GROUP}/rollback"
-"""An annotation: a person wants the epoch that it names to go back to a step: `EPOCH/STEP`, or `EPOCH/STEP/keep-data`."""
+"""Annotation: a user asks that a generation is rolled back to a step: `GENERATION/STEP`, or `GENERATION/STEP/keep-data`."""
 FINALIZER = f"{GROUP}/persistent-data"
-"""On a job whose persistent data shall go with it; nothing else ever holds a job back."""
+"""Finalizer of a job whose persistent data is deleted with it. No other job has one, so that none can hang in deletion."""
 
 # ---- kinds of fields -------------------------------------------------------------------------------------------------
 
@@ -34,10 +34,10 @@ Restarts = Annotated[int, Field(unit="restarts")]
 Steps = Annotated[int, Field(unit="steps", least=1)]
 Seconds = Annotated[float, Field(unit="seconds")]
 PositiveSeconds = Annotated[float, Field(unit="seconds", least=0.001)]
-"""A time that is waited for: no loop here is faster than a millisecond."""
+"""A timeout or a delay: at least a millisecond, because no loop of the operator is faster."""
 Bytes = Annotated[int, Field(unit="bytes", quantity=True)]
 Bandwidth = Annotated[int, Field(unit="bytes a second", least=1 << 20, quantity=True, name="bandwidth")]
-"""Slower than a chunk every few seconds nothing would ever be saved."""
+"""At least 1 MiB a second: with less, each chunk would take seconds and saves would never complete."""
 _OBJECT_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _FOLDER_OR_BUCKET = "^(file:///.+|s3://[^/].*)$"
 _CREDENTIALS = "^([A-Za-z0-9+.-]+://)?[^/]*@"
@@ -52,25 +52,25 @@ def _has_credentials(uri: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ElasticPolicy:
-    """The numbers of workers that a world may have. Absent: exactly `replicas`."""
+    """The numbers of workers with which the job may train. Without it: exactly `replicas`."""
 
     min_replicas: Workers
-    """The smallest world that may train. Below it the job waits."""
+    """Minimum number of workers. With fewer, the job waits."""
     max_replicas: Workers
-    """The largest world."""
+    """Maximum number of workers."""
     replica_increment_step: Workers = 1
-    """Worlds have min, min + step, … up to max workers."""
+    """Allowed numbers of workers are `minReplicas`, `minReplicas` + step, and so on up to `maxReplicas`."""
     replica_discrete_values: Annotated[
         tuple[int, ...], Field(unit="workers", least=1, most=100_000, items=64, unique="value")
     ] = ()
     """Allowed numbers of workers, each between `minReplicas` and `maxReplicas`. Cannot be combined with
     `replicaIncrementStep`."""
     faulty_scale_down_timeout_seconds: Seconds | None = None
-    """After a loss, wait exactly this long for a replacement before training on with fewer workers. Without it the job
-    waits [as long as that is cheaper](operations.md#waiting-shrinking-and-growing)."""
+    """Exact time to wait for a replacement of a lost worker before training continues with fewer workers. Without it,
+    the job waits [as long as waiting is cheaper](operations.md#waiting-shrinking-and-growing)."""
     scale_up_snooze_seconds: Seconds | None = None
-    """Do not grow earlier than this after a change of the world, and then at once. Without it the job grows
-    [when that pays](operations.md#waiting-shrinking-and-growing)."""
+    """Minimum time between a change of the number of workers and the next growth, which then follows at once. Without it,
+    the job grows [when that pays](operations.md#waiting-shrinking-and-growing)."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "gracefulShutdownTimeoutSeconds": "checkpoint.flushGraceSeconds bounds the wait for saves"
@@ -100,37 +100,37 @@ class ElasticPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """Limits of a job's run, and its cleanup afterwards."""
+    """Limits of the job's run, and the cleanup after its end."""
 
     backoff_limit: Restarts = 6
-    """Restarts caused by the program itself before the job fails: an exception, an exit code, a signal (the OOM killer's
-    too, where [the container's own limit](operations.md#out-of-memory) was reached), a hang in which every worker is heard;
-    also how often in a row Surefoot replaces workers that end before they can train (after 5 s, 10 s, 20 s, …, 160 s), or
-    whose init containers fail before the job has trained. Lost nodes, lost workers and
+    """Maximum number of restarts that the program itself causes before the job fails: an exception, an exit code, a signal
+    (also the OOM killer's if [the container's own limit](operations.md#out-of-memory) was reached), or a hang in which
+    every agent answers. The same limit applies to consecutive starts in which workers exit before they can train (retried
+    after 5 s, 10 s, 20 s, …, 160 s) or whose init containers fail before the job has trained. Lost nodes, lost workers and
     [workers that cannot be started](operations.md#workers-that-cannot-be-started) do not count."""
     active_deadline_seconds: PositiveSeconds | None = None
-    """The job fails if it is not complete this long after its start. Before that, Surefoot stops the trainers and spends
-    at most ten minutes on uploading the newest complete checkpoint."""
+    """The job fails if it is not complete this long after its start. Surefoot then first stops the trainers and spends at
+    most ten minutes on uploading the newest complete checkpoint."""
     startup_deadline_seconds: PositiveSeconds = 600.0
-    """From the assignment of a world to its first step. Compilation may take minutes."""
+    """Maximum time from the assignment of ranks to the first step. Compilation may take minutes."""
     scheduling_deadline_seconds: PositiveSeconds = 600.0
-    """A job that holds nodes for so long with fewer workers than its smallest world gives them back, so that others can
-    have them: its pods are deleted (`PodsScheduled` has the reason `Released`, event `WorkersReleased`), and asked for
-    again after a tenth of this time, doubled each time up to the whole, less a jitter of up to a half. Checkpoints stay
-    where they are. Jobs that train, or have enough workers, are never touched."""
+    """Maximum time for which the job occupies nodes while it has too few workers to train. After it, the job deletes its
+    pods so that other jobs can use the nodes (`PodsScheduled` has the reason `NodesReleased`, event `WorkersReleased`). It
+    asks for workers again after a tenth of this time, doubled each time up to all of it, minus a random part of up to a
+    half. Checkpoints stay where they are. Jobs that train, or have enough workers, are never affected."""
     ttl_seconds_after_finished: Seconds | None = None
-    """The job is deleted so long after its end, as if by hand. A failed job's checkpoints stay in memory until then, but
-    at most 600 seconds, also without a limit."""
+    """Time after the end of the job at which it is deleted, as if by a user. Without it, the job is never deleted. The
+    checkpoints of a failed job stay in memory until then, but at most 600 seconds."""
     clean_pod_policy: Annotated[
         Literal["Running", "All"],
         Field(
             foreign=("None",),
-            instead="write Running (the default): pods that ended by themselves stay for their logs, and one that still"
-            " runs would hold its node for ever, because nothing would delete it",
+            instead="write Running (the default): pods that ended by themselves stay for their logs; a pod that still runs"
+            " would occupy its node for ever, because nothing would delete it",
         ),
     ] = "Running"
-    """Which pods are deleted when the job has ended: those that still run (`Running`), or `All`. The others stay for their
-    logs: agents have a minute to end by themselves, so the pods of a failed job stay, too."""
+    """Pods to delete when the job has ended: those that still run (`Running`), or `All`. With `Running`, the logs of all
+    pods stay: agents have a minute to exit by themselves, also those of a failed job."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "schedulingPolicy": "write it as spec.schedulingPolicy",
@@ -139,74 +139,76 @@ class RunPolicy:
 
 
 Gang = Literal["Coscheduling"]
-"""A scheduler that places a minimum of a group's pods together, or none of them."""
+"""A scheduler that places a minimum number of a group's pods together, or none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
-    """Whose pod group the workers are in."""
+    """The gang scheduler that places the workers together or not at all."""
 
     gang: Gang
-    """Whose PodGroup the workers are in: `Coscheduling` (the plugin of scheduler-plugins,
-    `scheduling.x-k8s.io/v1alpha1`). Its minimum is the smallest world. A template without `schedulerName` gets
-    `scheduler-plugins-scheduler`; one that the template names stays."""
+    """Gang scheduler whose PodGroup the workers belong to: `Coscheduling` (the plugin of scheduler-plugins,
+    `scheduling.x-k8s.io/v1alpha1`). The minimum of the group is the smallest allowed number of workers. If the template has
+    no `schedulerName`, Surefoot sets `scheduler-plugins-scheduler`."""
     schedule_timeout_seconds: Annotated[int | None, Field(unit="seconds", least=1, most=2**31 - 1)] = None
-    """How long coscheduling holds nodes for the first workers of a group that is not complete; without it as the plugin is
-    configured. Whole seconds."""
+    """Time for which coscheduling reserves nodes for the first workers of an incomplete group. Whole seconds. Without it,
+    the configuration of the plugin applies."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "minAvailable": "the group's minimum is the smallest world: elasticPolicy.minReplicas, or replicas",
-        "minResources": "the scheduler adds up what the pods request",
-        "queue": "a gang has no queue; Kueue's is named by a label of the template",
-        "priorityClass": "set template.spec.priorityClassName: a gang has no priority of its own",
+        "minAvailable": "the minimum of the group is elasticPolicy.minReplicas, or replicas without it",
+        "minResources": "the scheduler adds up the requests of the pods",
+        "queue": "coscheduling has no queue; for Kueue, name the queue in a label of the template",
+        "priorityClass": "set template.spec.priorityClassName: a pod group has no priority of its own",
     }
 
 
 @dataclass(frozen=True, slots=True)
 class ExitCodes:
-    """Exit codes that a rule is for."""
+    """The exit codes to which a rule applies."""
 
     values: Annotated[tuple[int, ...], Field(least=-64, most=255, least_items=1, items=64, unique="value")]
-    """Exit codes; −N is death by signal N."""
+    """Exit codes. −N means that signal N ended the trainer."""
     operator: Literal["In", "NotIn"] = "In"
-    """`In`: these codes match. `NotIn`: all others do."""
+    """`In`: the rule applies to these codes. `NotIn`: it applies to all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """Action for a trainer's exit codes; the first rule that matches wins."""
+    """An action for certain exit codes of a trainer. The first rule that matches applies."""
 
     name: Annotated[str, Field(characters=253)]
-    """For messages; each rule has its own."""
+    """Name of the rule in messages; unique in the list."""
     action: Literal["FailJob", "Restart", "RestartAndIgnoreMaxRestarts"]
-    """`FailJob`, `Restart`, or `RestartAndIgnoreMaxRestarts`, which no budget counts."""
+    """`FailJob`: fail the job. `Restart`: restart all ranks. `RestartAndIgnoreMaxRestarts`: restart without counting it
+    towards any limit."""
     on_exit_codes: ExitCodes
-    """[The exit codes that it is for](#specfailurepolicyrulesonexitcodes): `{operator: In, values: [42]}`."""
+    """[Exit codes to which the rule applies](#specfailurepolicyrulesonexitcodes), for example
+    `{operator: In, values: [42]}`."""
 
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {"onPodConditions": "rules match exit codes"}
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {"onPodConditions": "rules match exit codes only"}
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Limits of restarts, and rules by exit code."""
+    """Limits of restarts, and actions by exit code."""
 
     max_restarts: Restarts | None = None
-    """Restarts of any cause, lost nodes included and workers whose end was announced left out, within `evalPeriodSeconds`
-    before the job fails. Planned changes are none. Above 32 restarts in the window their times are kept more and more
-    roughly; their number is not."""
+    """Maximum number of restarts of any cause within `evalPeriodSeconds` before the job fails. Lost nodes count; planned
+    changes and workers whose end was announced do not. After 32 restarts in the window, their times are stored less and
+    less exactly, but their number stays exact. Without it, there is no such limit."""
     eval_period_seconds: PositiveSeconds = 3600.0
-    """The window of `maxRestarts`."""
+    """Window in which `maxRestarts` counts restarts and `maxExcludedNodes` counts failures of a node."""
     max_no_progress_restarts: Annotated[int, Field(unit="restarts", least=1)] = 3
-    """Restarts in a row without one new step before the job fails, whatever the program says of its end, except those of a
-    node, an agent or a worker that was seen to be lost. After the first, the next epoch is paused for: 1 s, 2 s, 4 s, … up
-    to 60 s."""
+    """Maximum number of consecutive restarts without a new step before the job fails, whatever the exit codes. Restarts that
+    a lost node, agent or worker explains do not count. After the first, the operator pauses before the next restart: 1 s,
+    2 s, 4 s, … up to 60 s."""
     max_excluded_nodes: Annotated[int | None, Field(unit="nodes")] = None
-    """Maximum number of nodes that the job vacates (by a planned change, no steps lost) and avoids for
-    `evalPeriodSeconds`, after two or more failures there within that time; 0: none. Without a number it vacates
-    [one at a time, where leaving it costs less than its failures](operations.md#waiting-shrinking-and-growing). They stand
-    in `status.excludedNodes`."""
+    """Maximum number of nodes that the job evacuates (by a planned change that loses no steps) and avoids for
+    `evalPeriodSeconds`, after two or more failures there within that time. 0: none. Without it, the job evacuates
+    [one node at a time, if that costs less than its failures](operations.md#waiting-shrinking-and-growing). The nodes are
+    listed in `status.excludedNodes`."""
     rules: Annotated[tuple[FailureRule, ...], Field(items=32, unique="name")] = ()
-    """[What an exit code means](#specfailurepolicyrules); the first that matches wins."""
+    """[Actions by exit code](#specfailurepolicyrules). The first rule that matches applies."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "restartStrategy": "trainers are always restarted in place while their worker runs"
@@ -215,22 +217,22 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class NodeSignals:
-    """Taints, conditions and labels that announce a node's end.
+    """Taints, conditions and labels that announce that a node will be removed or should not be used.
 
-    Workers of such a node move to other nodes at a saved step.
+    Workers of such a node move to other nodes after all ranks have saved one step.
     """
 
     taints: Annotated[tuple[str, ...], Field(characters=512, items=64)] = ()
-    """Keys of taints."""
+    """Keys of node taints, whatever their value and effect."""
     conditions: Annotated[
         tuple[str, ...], Field(characters=512, items=64, pattern="[^=]+=.+", allowed="Type=Status of a condition")
     ] = ()
-    """Conditions of the node, as `Type=Status`: `GpuUnhealthy=True`."""
+    """Node conditions as `Type=Status`, for example `GpuUnhealthy=True`."""
     # a label may have no value; a condition always has a status
     labels: Annotated[
         tuple[str, ...], Field(characters=512, items=64, pattern="[^=]+=.*", allowed="key=value of a label")
     ] = ()
-    """Labels of the node, as `key=value`."""
+    """Node labels as `key=value`."""
 
 
 NumericsAction = Literal["Warn", "Stop", "Rollback"]
@@ -238,51 +240,52 @@ NumericsAction = Literal["Warn", "Stop", "Rollback"]
 
 @dataclass(frozen=True, slots=True)
 class NumericsPolicy:
-    """Actions where a loss is no number, or spikes."""
+    """Actions when the training loss is not finite or spikes."""
 
     on_non_finite: NumericsAction = "Rollback"
-    """A loss is NaN or infinite, on any rank, and still is at its newest step: `Warn` says so, `Stop` fails the job,
-    `Rollback` goes back to the last good checkpoint and leaves out the batches since."""
+    """Action when the loss of any rank is NaN or infinite and still is at its newest step. `Warn`: only report it. `Stop`:
+    fail the job. `Rollback`: return to the last known good checkpoint and skip the batches since."""
     on_spike: NumericsAction = "Warn"
-    """A loss or gradient norm is far above those of the steps before; the same three."""
+    """Action when a loss or gradient norm is far above those of the steps before: `Warn`, `Stop` or `Rollback`."""
     spike_steps: Annotated[int, Field(unit="steps", least=1, most=1000)] = 3
-    """So many steps in a row, on at least half of the workers, are a spike."""
+    """Number of consecutive anomalous steps, on at least half of the workers, that count as a spike."""
     good_after_steps: Annotated[int, Field(unit="steps", least=1, most=100_000)] = 10
-    """A checkpoint is good once so many later steps were finite and in band."""
+    """Number of later steps without a loss anomaly after which a checkpoint counts as known good."""
     max_rollbacks: Annotated[int, Field(least=1, most=100)] = 3
-    """In a row, without a good checkpoint beyond where the one before had come: the next one fails the job."""
+    """Maximum number of consecutive rollbacks without a known good checkpoint beyond the step that the former one had
+    reached. The next rollback fails the job instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """Timeouts after which an agent or a training step counts as failed."""
+    """Timeouts after which a worker or a step counts as failed, and actions for nodes, ranks and losses that are not normal."""
 
     heartbeat_seconds: Annotated[float, Field(unit="seconds", least=0.05, most=60)] = 0.5
-    """How often an agent speaks, if nothing makes it speak earlier."""
+    """Time between two heartbeats of an agent that has nothing else to send."""
     heartbeat_timeout_seconds: PositiveSeconds = 3.0
-    """A silent worker is lost after this. Broken connections and ended processes are noticed at once. At least two
-    heartbeats."""
+    """Time without any message of its agent after which a worker counts as lost. Broken connections and exited processes are
+    detected at once. At least twice `heartbeatSeconds`."""
     step_timeout_seconds: PositiveSeconds = 600.0
-    """No step for so long, after an epoch's first, is a hang, whether the operator or an agent notices it first. Sooner
-    where every rank's stack shows that nothing moves ([docs/operations.md](operations.md#a-job-that-makes-no-step)), later
-    within `Checkpointer.pause`. A rank is blamed for it only if its stack differs from all others', or its worker stands at
-    an earlier step than all others and all are heard: else nobody is, and no node comes to be avoided for it."""
+    """Time without a step, after the first one since a restart, that counts as a hang, whether the operator or an agent
+    detects it first. A hang is detected earlier if the stacks of all ranks show that
+    [nothing moves](operations.md#a-job-that-makes-no-step), and later within `Checkpointer.pause`. A rank is blamed, and
+    its node possibly avoided, only if its stack differs from all others', or its worker is at an earlier step than all
+    others and every agent answers."""
     node_signals: NodeSignals | None = None
     """[Node taints, conditions and labels that make the job move its workers off a node](#spechealthpolicynodesignals).
-    Without it those listed there."""
-    on_unhealthy_node: Literal["Leave", "Show"] = "Leave"
-    """What is done about a node [whose hardware its agent finds at fault](node-health.md#agent-health-checks): `Leave` has its
-    workers leave it in order and avoids it for an hour, `Show` tells people."""
-    pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
-    """Whether a node is [tried before a worker there gets a rank](node-health.md#before-a-node-joins):
-    `Enforce` gives none to a node that fails, and avoids it (with `onUnhealthyNode: Show` too it only tells people), `Warn`
-    tells people, `"Off"` does not try. `Off` is written in quotes, as YAML reads it as false otherwise."""
+    Without it, the default list given there applies."""
+    on_unhealthy_node: Literal["Replace", "Warn"] = "Replace"
+    """Action when an agent [reports faulty hardware](node-health.md#agent-health-checks). `Replace`: move the job's workers
+    to other nodes after all ranks have saved one step, and avoid this node for an hour. `Warn`: only report it."""
+    pre_join_check: Literal["Disabled", "Warn", "Enforce"] = "Disabled"
+    """Whether a node is [tested before a worker there gets a rank](node-health.md#before-a-node-joins). `Enforce`: a worker
+    on a node that fails gets no rank, and the job avoids the node (with `onUnhealthyNode: Warn`, it is only reported).
+    `Warn`: only report failures. `Disabled`: no test."""
     on_straggler: Literal["Warn", "Replace"] = "Warn"
-    """What is done about [a rank that all others wait for](operations.md#a-rank-that-all-others-wait-for): `Warn` tells
-    people, `Replace` has its worker leave that node at a saved step too."""
+    """Action when [one rank makes all others wait](operations.md#a-rank-that-all-others-wait-for). `Warn`: only report it.
+    `Replace`: also move its worker to another node after all ranks have saved one step."""
     numerics: NumericsPolicy | None = None
-    """[What follows where the loss is NaN or spikes](#spechealthpolicynumerics). Without it that is said, and nothing
-    done."""
+    """[Actions when the loss is NaN or spikes](#spechealthpolicynumerics). Without it, loss anomalies are only reported."""
 
     RULES: ClassVar[tuple[Rule[HealthPolicy], ...]] = (
         Rule(
@@ -297,7 +300,7 @@ class HealthPolicy:
 
 DEFAULT_MEMORY_STEPS = 10
 DEFAULT_PERSISTENT_STEPS = 100
-"""Steps between saves to a tier of which a job says nothing."""
+"""Steps between two saves to a tier for which the job gives no interval."""
 
 _INTERVALS = ("intervalSteps", "intervalSeconds", "interval")
 _ONE_INTERVAL: Rule[Any] = Rule(
@@ -310,26 +313,28 @@ _ONE_INTERVAL: Rule[Any] = Rule(
 
 @dataclass(frozen=True, slots=True)
 class MemoryTierSpec:
-    """The tier in memory: interval, copies, retention.
+    """The memory tier: save interval, copies and retention.
 
-    One of the three intervals is given; without any, saves are `DEFAULT_MEMORY_STEPS` apart.
+    At most one of the three intervals is given. Without any, saves are `DEFAULT_MEMORY_STEPS` steps apart.
     """
 
     interval_steps: Steps | None = None
-    """Save every so many steps. At most so many are run again after a loss. 1 saves each step. With none of
-    `intervalSteps`, `intervalSeconds` and `interval`: 10."""
+    """Save every this many steps: a failure costs at most this many. 1 saves every step. Without `intervalSteps`,
+    `intervalSeconds` and `interval`: 10."""
     interval_seconds: PositiveSeconds | None = None
-    """Or at most so many seconds apart: [the operator chooses the steps](#intervals-that-the-operator-chooses)."""
+    """Alternative to `intervalSteps`: maximum time between two saves.
+    [The operator chooses the steps](#intervals-that-the-operator-chooses)."""
     interval: Literal["auto"] | None = None
-    """Or `auto`: the operator chooses what costs least."""
+    """Alternative to `intervalSteps`: with `auto`, the operator chooses the interval with the lowest expected cost."""
     replicas: Annotated[int, Field(unit="copies", least=1, most=16)] = 2
-    """On so many different nodes; fewer where there are fewer nodes."""
+    """Number of nodes that keep a copy of each save; fewer if the job has fewer nodes."""
     keep: Annotated[int, Field(unit="checkpoints", least=1, most=1000)] = 2
-    """Complete checkpoints that stay. The newest complete one is never deleted."""
+    """Number of complete checkpoints to keep. The newest complete one is never deleted."""
     size_limit_bytes: Annotated[int | None, Field(unit="bytes", quantity=True, name="sizeLimit")] = None
-    """What one node may hold. Under `surefoot local` its Redis' limit, 2Gi if left out; on a cluster that is
-    `memoryTier.maxMemory` of the chart, and this what the job is judged by (`CheckpointsFit`) and
-    [held to](memory-tier.md#what-one-job-may-take). When it is full training goes on and saving waits."""
+    """Maximum size of the job's checkpoints on one node. On a cluster, `CheckpointsFit` compares the job with it and
+    [enforces it](memory-tier.md#what-one-job-may-take); the limit of the memory server itself is `memoryTier.maxMemory` of
+    the chart. Under `surefoot local`, it is the limit of each Redis; default 2Gi. When memory is full, training continues
+    and saving waits."""
     topology_key: Annotated[
         str,
         Field(
@@ -338,50 +343,50 @@ class MemoryTierSpec:
             allowed="the key of a node label, such as topology.kubernetes.io/zone,",
         ),
     ] = "kubernetes.io/hostname"
-    """Node label that keeps the copies of a save apart, for example `topology.kubernetes.io/zone`. With the default,
-    Surefoot takes the highest well-known label by which the job's nodes differ.
+    """Node label whose values the copies of a save should differ in, for example `topology.kubernetes.io/zone`. With the
+    default, Surefoot uses the highest well-known label in which the job's nodes differ.
     [Copies are always on different nodes](memory-tier.md#which-nodes-hold-the-copies)."""
     bandwidth_bytes: Bandwidth | None = None
-    """What a worker's copies to other nodes, repairs among them, take of the network while it trains: `500Mi`.
-    [Where nothing trains there is no limit](memory-tier.md#the-training-has-the-network-first)."""
+    """Maximum bandwidth of a worker's copies to other nodes, including repairs, while it trains; for example `500Mi`.
+    [While nothing trains, there is no limit](memory-tier.md#the-training-has-the-network-first)."""
 
     RULES: ClassVar[tuple[Rule[MemoryTierSpec], ...]] = (_ONE_INTERVAL,)
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the operator chooses the interval, and tells trainers a level."""
+        """Whether the operator chooses the interval and sends trainers its exponent."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def base_steps(self) -> int:
-        """Steps between saves at level 0; each level doubles them."""
+        """Steps between two saves at interval exponent 0; the steps are multiplied by 2^exponent."""
         return 1 if self.is_adaptive else self.interval_steps or DEFAULT_MEMORY_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentTierSpec:
-    """The persistent tier, a folder or S3: interval, retention, access."""
+    """The persistent tier, a folder or a bucket: interval, retention and access."""
 
     uri: str
-    """`file:///absolute/folder` or `s3://bucket/prefix`. No credentials in it. If the folder is missing when the job
-    starts, the first worker creates it for its owner alone (0700). After the first complete checkpoint, a missing folder
-    (or a missing folder of the job in it) counts as unavailable: `StorageOperationFailed` names it, and Surefoot never creates it again.
-    Files are as accessible as the folder, so create a shared one yourself: `mkdir -m 2770`."""
+    """`file:///absolute/folder` or `s3://bucket/prefix`, without credentials. If the folder is missing when the job starts,
+    the first worker creates it for its owner only (0700). After the first complete checkpoint, a missing folder (or a
+    missing folder of the job in it) counts as unavailable: `StorageOperationFailed` names it, and Surefoot never creates it
+    again. Files get the access rights of the folder, so create a shared folder yourself: `mkdir -m 2770`."""
     interval_steps: Steps | None = None
-    """Every so many steps a checkpoint is also kept here; rounded up to a multiple of the memory tier's `intervalSteps`.
-    With none of `intervalSteps`, `intervalSeconds` and `interval`: 100."""
+    """Upload a checkpoint every this many steps, rounded up to a multiple of the memory tier's `intervalSteps`. Without
+    `intervalSteps`, `intervalSeconds` and `interval`: 100."""
     interval_seconds: PositiveSeconds | None = None
-    """Or at most so many seconds apart: [the operator chooses](#intervals-that-the-operator-chooses) among what memory
-    has."""
+    """Alternative to `intervalSteps`: maximum time between two uploads.
+    [The operator chooses](#intervals-that-the-operator-chooses) among the checkpoints in memory."""
     interval: Literal["auto"] | None = None
-    """Or `auto`: the operator chooses what costs least."""
+    """Alternative to `intervalSteps`: with `auto`, the operator chooses the interval with the lowest expected cost."""
     keep: Annotated[int, Field(unit="checkpoints", least=1)] = 3
-    """Newest complete checkpoints that stay."""
+    """Number of newest complete checkpoints to keep."""
     keep_every_steps: Steps | None = None
     """Also keep, permanently, the first checkpoint at or after every multiple of this many steps."""
     keep_seconds: PositiveSeconds | None = None
-    """Also keep the checkpoints that were saved in the last so many seconds. What is there then grows with the interval's
-    shortness, and so does what it takes."""
+    """Also keep all checkpoints saved within this time. The shorter the interval, the more checkpoints these are, and the
+    more storage they need."""
     endpoint: Annotated[
         str | None,
         Field(
@@ -398,23 +403,23 @@ class PersistentTierSpec:
             allowed="the name of a region, such as eu-central-1,",
         ),
     ] = None
-    """The bucket's region."""
+    """Region of the bucket."""
     secret_ref: Annotated[
         str | None, Field(characters=253, pattern=_OBJECT_NAME, allowed="the name of a secret (a-z, 0-9, - and .)")
     ] = None
-    """Name of a secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. Without it the pod's own identity;
+    """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. Without it, the identity of the pod is used.
     `surefoot local` takes both from its environment."""
     ca_bundle: str | None = None
-    """File with the certificates to trust."""
+    """Path of a file with the CA certificates to trust, as the workers see it."""
     sse: Annotated[
         str | None,
         Field(pattern=r"AES256|aws:kms(:dsse)?|aws:kms:\S+", allowed="AES256, aws:kms or aws:kms:KEY"),
     ] = None
-    """Server-side encryption: `AES256` or `aws:kms`."""
+    """Server-side encryption: `AES256`, `aws:kms`, or `aws:kms:` followed by a key."""
     bandwidth_bytes: Bandwidth | None = None
-    """What a worker's uploads take of the network while it trains."""
+    """Maximum bandwidth of a worker's uploads while it trains."""
     on_job_deletion: Literal["Keep", "Delete"] = "Keep"
-    """What becomes of what lies here when the job is [deleted](#deletion): `Keep`, or `Delete`."""
+    """Whether the job's checkpoints here are kept or deleted when the job is [deleted](#deletion): `Keep` or `Delete`."""
 
     RULES: ClassVar[tuple[Rule[PersistentTierSpec], ...]] = (
         Rule(
@@ -432,7 +437,7 @@ class PersistentTierSpec:
         ),
         Rule(
             ("endpoint",),
-            "endpoint is for s3:// alone: leave it out with a file:// uri",
+            "endpoint applies to s3:// only: remove it for a file:// uri",
             lambda tier: tier.endpoint is None or tier.uri.startswith("s3://"),
             "!has(self.endpoint) || self.uri.startsWith('s3://')",
         ),
@@ -441,12 +446,12 @@ class PersistentTierSpec:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the operator chooses which saves in memory are promoted."""
+        """Whether the operator chooses which checkpoints in memory are uploaded."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def fixed_steps(self) -> int | None:
-        """Steps between saves at every level; None: the operator chooses."""
+        """Steps between two uploads, whatever the memory tier's interval; None: the operator chooses."""
         return None if self.is_adaptive else self.interval_steps or DEFAULT_PERSISTENT_STEPS
 
 
@@ -455,15 +460,15 @@ _JOB_FOLDER = "^(file:///.*[^/.]|s3://[^/]+/.*[^/.])/*$"
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """An older job's checkpoint to start from, read-only, chosen once."""
+    """Checkpoint of another job, the source job, from which this job starts. It is read only, and chosen once."""
 
     uid: str | None = None
-    """The older job's uid, if its folder lies in this job's own `persistent.uri`."""
+    """`metadata.uid` of the source job, if its folder is in this job's own `persistent.uri`."""
     uri: str | None = None
-    """Or its folder itself, the uid being the last part: `file:///folder/UID` or `s3://bucket/prefix/UID`. Reached with
-    this job's `persistent` endpoint and account. Exactly one of `uid` and `uri`."""
+    """Folder of the source job, which ends in its uid: `file:///folder/UID` or `s3://bucket/prefix/UID`. It is read with
+    the endpoint and credentials of this job's `persistent`. Give exactly one of `uid` and `uri`."""
     step: Steps | Literal["latest"] = "latest"
-    """The step whose complete checkpoint is taken, or `latest`."""
+    """Step of the complete checkpoint to start from, or `latest`."""
 
     RULES: ClassVar[tuple[Rule[RestoreFrom], ...]] = (
         Rule(
@@ -475,19 +480,19 @@ class RestoreFrom:
         ),
         Rule(
             ("uid", "uri"),
-            "either uid (of an older job) or uri (of its folder) is allowed, and one of them is required",
+            "exactly one of uid (of the source job) and uri (of its folder) is required",
             lambda source: (source.uid is None) != (source.uri is None),
             "has(self.uid) != has(self.uri)",
         ),
         Rule(
             ("uid",),
-            "uid is the name of a folder: the older job's metadata.uid",
+            "uid must be the metadata.uid of the source job, which is the name of its folder",
             lambda source: source.uid is None or not (source.uid in (".", "..") or "/" in source.uid),
             "!has(self.uid) || !(self.uid in ['.', '..'] || self.uid.contains('/'))",
         ),
         Rule(
             ("uri",),
-            "uri is the folder of one job: file:///folder/UID or s3://bucket/prefix/UID",
+            "uri must be the folder of one job: file:///folder/UID or s3://bucket/prefix/UID",
             lambda source: source.uri is None or re.match(_JOB_FOLDER, source.uri) is not None,
             f"!has(self.uri) || self.uri.matches('{_JOB_FOLDER}')",
         ),
@@ -496,31 +501,31 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """Both tiers, and the policy for lost checkpoints."""
+    """Both tiers, and actions for lost checkpoints."""
 
     memory: MemoryTierSpec = field(default_factory=MemoryTierSpec)
     """[Copies in the memory of other nodes](#speccheckpointmemory)."""
     persistent: PersistentTierSpec | None = None
     """[Copies that outlive all nodes](#speccheckpointpersistent)."""
     flush_grace_seconds: Seconds = 1.0
-    """When a world ends, how long saves under way may still complete."""
+    """Time that saves under way have to complete after training stops for a failure or a planned change."""
     memory_server_timeout_seconds: Seconds = 10.0
     """How long to wait for an unreachable memory server before checkpoints that only it holds are declared lost."""
     on_total_loss: Literal["Wait", "Fail", "Restart"] = "Wait"
-    """When every copy of every checkpoint is gone: `Wait` until one comes back or
-    [a person ends it](#when-every-checkpoint-is-lost), `Fail`, or `Restart` from step 0."""
+    """Action when every copy of every checkpoint is lost. `Wait`: wait until a copy returns or
+    [a user decides](#when-every-checkpoint-is-lost). `Fail`: fail the job. `Restart`: start again from step 0."""
     restore_from: RestoreFrom | None = None
-    """[An older job's checkpoint to begin from](#speccheckpointrestorefrom)."""
+    """[Checkpoint of another job to start from](#speccheckpointrestorefrom)."""
     expected_bytes: Bytes | None = None
-    """The size of one checkpoint, if known: then a memory limit that cannot hold enough of them is refused at once."""
+    """Size of one checkpoint, if known. With it, a job whose `memory.sizeLimit` is too small is rejected at once."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "onEviction": "before a pod is evicted, the world halts at a saved step"
+        "onEviction": "before a pod is evicted, all ranks save one step and its worker is replaced"
     }
     RULES: ClassVar[tuple[Rule[CheckpointPolicy], ...]] = (
         Rule(
             ("restoreFrom.uid",),
-            "restoreFrom.uid needs checkpoint.persistent too: the older job's folder is there",
+            "restoreFrom.uid requires checkpoint.persistent, whose uri contains the folder of the source job",
             lambda policy: (
                 policy.restore_from is None or policy.restore_from.uid is None or policy.persistent is not None
             ),
@@ -534,26 +539,27 @@ class Template:
     """The pod template, and the program of its container `trainer`."""
 
     command: tuple[str, ...]
-    """The program and its first arguments. `python` is the interpreter that surefoot runs in; a Python script or module
-    starts from a warm process."""
+    """Program and its first arguments. `python` means the interpreter that runs surefoot. Python scripts and modules start
+    from a fork server, whose imports are already done."""
     args: tuple[str, ...] = ()
-    """More arguments."""
+    """More arguments, appended to `command`."""
     env: tuple[tuple[str, str], ...] = ()
-    """Names and values. `valueFrom` needs a cluster."""
+    """Names and values of environment variables. Those with `valueFrom` are not listed here: only a cluster can resolve them."""
     working_dir: str | None = None
-    """Where it runs; without it, under `surefoot local`, where that was started."""
+    """Working directory of the program. Without it, that of the image; under `surefoot local`, the current one."""
     raw: Annotated[dict[str, Any], Field(name="")] = field(default_factory=dict, compare=False, hash=False)
+    """The whole pod template as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJobSpec:
-    """What a user asks for; `spec` of a TrainingJob."""
+    """The `spec` of a TrainingJob: the program, its workers, and the policies for failures and checkpoints."""
 
     template: Template
-    """[What a worker runs](#spectemplate): a PodTemplateSpec of Kubernetes with a container named `trainer` that states its
-    command. The agent is put in front of the command; everything else is kept as given."""
+    """[Pod template of the workers](#spectemplate): a Kubernetes PodTemplateSpec with a container named `trainer` that
+    states its command. Surefoot puts its agent in front of the command and keeps everything else as given."""
     replicas: Workers = 1
-    """How many workers the job should have. One worker is one pod, or one node of `surefoot local`."""
+    """Number of workers that the job should have. A worker is a pod, or a node of `surefoot local`."""
     nproc_per_node: Annotated[
         int,
         Field(
@@ -561,18 +567,18 @@ class TrainingJobSpec:
             least=1,
             most=1024,
             foreign=("auto", "gpu", "cpu"),
-            instead="write the number of trainers in each worker, as a rule that of its GPUs: the world size and the"
-            " placement of checkpoints follow from it before any worker runs on a node",
+            instead="write the number of trainers in each worker, usually that of its GPUs: the world size and the"
+            " placement of checkpoints depend on it before any worker runs on a node",
         ),
     ] = 1
-    """Trainers in each worker. A world has workers × `nprocPerNode` ranks."""
+    """Trainers in each worker, one for each rank. The world size is the number of workers × `nprocPerNode`."""
     spares: Annotated[int, Field(unit="workers", most=1000)] = 0
-    """Workers in addition to `replicas`, [each on a node of its own](operations.md#spares): started, connected and with the
-    program's imports made, without a rank. One takes a lost worker's rank at once, and is then replaced. No world gets
-    larger than `replicas` by them."""
+    """Warm workers in addition to `replicas`, [each on a node of its own](operations.md#spares): started, connected, with the
+    program's imports done, but without a rank. A spare takes the ranks of a lost worker at once and is then replaced.
+    Spares never increase the number of training workers above `replicas`."""
     suspend: bool = False
-    """Save, bring that checkpoint to the persistent tier where there is one (for ten minutes at most), stop the trainers
-    and give the workers back, until it is false again. `surefoot local` refuses true."""
+    """If true, the job saves, uploads that checkpoint if it has a persistent tier (for ten minutes at most), stops the
+    trainers and deletes the workers, until this is false again. `surefoot local` rejects true."""
     managed_by: Annotated[
         str,
         Field(
@@ -581,25 +587,25 @@ class TrainingJobSpec:
             allowed="the name of a controller, domain/name,",
         ),
     ] = MANAGER
-    """The controller that looks after the job; any other leaves it alone."""
+    """Name of the controller that manages the job. The Surefoot operator ignores jobs of any other controller."""
     elastic_policy: ElasticPolicy | None = None
-    """[Which sizes a world may have](#specelasticpolicy). Without it a world has exactly `replicas` workers."""
+    """[Allowed numbers of workers](#specelasticpolicy). Without it, the job trains with exactly `replicas` workers."""
     run_policy: RunPolicy = field(default_factory=RunPolicy)
-    """[Limits of the whole run](#specrunpolicy)."""
+    """[Limits of the whole run, and cleanup](#specrunpolicy)."""
     scheduling_policy: SchedulingPolicy | None = None
-    """[Workers that are placed together or not at all](#specschedulingpolicy)."""
+    """[Gang scheduling](#specschedulingpolicy): workers are placed together or not at all."""
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
-    """[When failures end the job](#specfailurepolicy)."""
+    """[Limits of restarts, and actions by exit code](#specfailurepolicy)."""
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
-    """[When a worker counts as lost](#spechealthpolicy)."""
+    """[Timeouts, node health, stragglers and loss anomalies](#spechealthpolicy)."""
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
-    """[Where and how often state is saved](#speccheckpoint)."""
+    """[Where and how often checkpoints are saved](#speccheckpoint)."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {"nodeSelector": "put it into template.spec"}
     RULES: ClassVar[tuple[Rule[TrainingJobSpec], ...]] = (
         Rule(
             ("replicas",),
-            "replicas must be a size that elasticPolicy allows: one of replicaDiscreteValues, or from minReplicas to"
+            "replicas must be a number that elasticPolicy allows: one of replicaDiscreteValues, or from minReplicas to"
             " maxReplicas in steps of replicaIncrementStep",
             lambda spec: spec.replicas in allowed_sizes(spec),
             "!has(self.elasticPolicy) || (self.elasticPolicy.?replicaDiscreteValues.orValue([]).size() > 0"
@@ -608,18 +614,18 @@ class TrainingJobSpec:
             " && (self.replicas - self.elasticPolicy.minReplicas) % self.elasticPolicy.replicaIncrementStep == 0)",
             lambda spec: ", ".join(map(str, allowed_sizes(spec)[:8])) + ", …" * (len(allowed_sizes(spec)) > 8),
         ),
-        # not in CEL: it reads no fields of the template's metadata, which keeps what the CRD does not know
+        # not in CEL: it cannot read the template's metadata, whose fields the CRD does not declare
         Rule(
             ("template.metadata",),
-            "the template must not name a pod group: with schedulingPolicy the workers are in the job's own group",
+            "the template must not name a pod group: with schedulingPolicy, workers belong to the job's own group",
             lambda spec: spec.scheduling_policy is None or not group_labels_of(spec.template.raw),
             detail=lambda spec: ", ".join(f"metadata.labels {label}" for label in group_labels_of(spec.template.raw)),
             secret=True,
         ),
-        # not in CEL: this arithmetic of three policies is more than a rule that can be read
+        # not in CEL: this arithmetic over three policies would be an unreadable rule
         Rule(
             ("checkpoint.memory.sizeLimit",),
-            "sizeLimit is too small for the checkpoints that the smallest world keeps",
+            "sizeLimit is too small for the checkpoints of the smallest allowed number of workers",
             lambda spec: not 0 < (spec.checkpoint.memory.size_limit_bytes or 0) < size_limit_needed(spec)[0],
             detail=lambda spec: size_limit_needed(spec)[1],
         ),
@@ -632,13 +638,13 @@ class TrainingJobSpec:
         "checkpoint.memory",
         *(f"checkpoint.persistent.{name}" for name in ("uri", *_INTERVALS, "keep")),
     )
-    """Fields that workers read once, when they are made: they change only while `suspend` is true."""
+    """Fields that workers read once, when they are created: they can change only while `suspend` is true."""
     FIXED: ClassVar[tuple[str, ...]] = ("managedBy", "checkpoint.persistent.uri")
-    """Fields that never change once they are given."""
+    """Fields that can never change once they are set."""
 
 
 def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
-    """Lists the numbers of workers that a world may have, ascending."""
+    """Returns the numbers of workers with which the job may train, ascending."""
     policy = spec.elastic_policy
     if policy is None:
         return (spec.replicas,)
@@ -648,76 +654,81 @@ def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
 
 
 _GOOD_KEPT = 2
-"""Checkpoints for a rollback: the last one whose losses were normal, and the next that may turn out to be one."""
+"""Checkpoints kept for a rollback: the last known good one, and the next that may become known good."""
 
 
 def good_checkpoints_kept(spec: TrainingJobSpec) -> int:
-    """Returns how many checkpoints with normal losses a memory server keeps for a rollback, in addition to `keep`."""
+    """Returns the number of checkpoints that a memory server keeps for a rollback, in addition to `keep`."""
     numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
     if numerics is None:
         return 0
-    # with saves further apart than it takes to prove one, the last good one is among the newest two
-    seldom = memory.interval_steps is not None and memory.interval_steps >= numerics.good_after_steps
-    return 0 if seldom and memory.keep > 1 else _GOOD_KEPT
+    # if saves are further apart than a checkpoint needs to become known good, the last such one is among the newest two
+    are_saves_rare = memory.interval_steps is not None and memory.interval_steps >= numerics.good_after_steps
+    return 0 if are_saves_rare and memory.keep > 1 else _GOOD_KEPT
 
 
 def checkpoints_in_memory(spec: TrainingJobSpec) -> int:
-    """Returns the largest number of a job's checkpoints that a memory server holds at a time.
+    """Returns the largest number of a job's checkpoints that a memory server stores at a time.
 
-    Those kept, one being written, one pinned while it is uploaded, and the good ones for a rollback. The check of a spec
-    and the budget of a running job both ask here: when each had a formula of its own, valid jobs were refused.
+    These are the kept ones, one being written, one pinned while it is uploaded, and those for a rollback. The validation of
+    a spec and the memory budget of a running job both use this: with a formula each, valid jobs were rejected.
     """
     policy = spec.checkpoint
     return policy.memory.keep + 1 + (policy.persistent is not None) + good_checkpoints_kept(spec)
 
 
 def size_limit_needed(spec: TrainingJobSpec) -> tuple[int, str]:
-    """Returns the bytes that each node of the smallest world needs for checkpoints, and why; 0 where it is unknown."""
-    expected, memory = spec.checkpoint.expected_bytes, spec.checkpoint.memory
-    if expected is None:
+    """Returns (bytes, explanation): the memory for checkpoints that each node needs at the smallest number of workers.
+
+    0 bytes: not known, because the spec has no `expectedBytes`.
+    """
+    expected_bytes, memory = spec.checkpoint.expected_bytes, spec.checkpoint.memory
+    if expected_bytes is None:
         return 0, ""
-    nodes, held = min(allowed_sizes(spec)), checkpoints_in_memory(spec)
+    nodes, checkpoint_count = min(allowed_sizes(spec)), checkpoints_in_memory(spec)
     copies = min(memory.replicas, nodes)
-    needed = -(-held * copies * expected // nodes)
-    why = (
-        f"at least {quantity_of(needed)} a node are needed at the smallest world ({nodes} workers), which holds {held}"
-        f" checkpoints at a time ({memory.keep} kept), with {copies} copies of {quantity_of(expected)}"
+    needed_bytes = -(-checkpoint_count * copies * expected_bytes // nodes)
+    explanation = (
+        f"at least {quantity_of(needed_bytes)} a node are needed, because {nodes} workers store {checkpoint_count}"
+        f" checkpoints at a time ({memory.keep} kept), with {copies} copies of {quantity_of(expected_bytes)}"
     )
-    return needed, why
+    return needed_bytes, explanation
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """One job as stored in the API; its status is `Observed.status`."""
+    """A job as stored in the API, without its status, which is `JobSnapshot.status`."""
 
     name: str
     namespace: str
     uid: str
     metadata_generation: int
+    """`metadata.generation` of `spec`. Kubernetes increments it with each change of the spec."""
     spec: TrainingJobSpec
     deleted: bool = False
+    """Whether a user has deleted the job (`metadata.deletionTimestamp`)."""
     has_finalizer: bool = False
-    """Its deletion waits for this operator, which has something to delete first."""
+    """Whether the job's deletion waits until this operator has deleted its persistent data."""
     accepted_loss: str = ""
-    """What its annotation `ACCEPT_LOSS` says; empty: nothing."""
+    """Value of the annotation `ACCEPT_LOSS`; empty: none."""
     rollback: str = ""
-    """What its annotation `ROLLBACK` says; empty: nothing."""
+    """Value of the annotation `ROLLBACK`; empty: none."""
 
 
 # ---- gang schedulers -------------------------------------------------------------------------------------------------
-# Describes the gang schedulers that place a job's workers. Pure; read by `fields` and the Kubernetes fabric.
+# Describes the gang schedulers that can place a job's workers; read by `fields` and the Kubernetes platform.
 
 
 @dataclass(frozen=True, slots=True)
 class GangScheduler:
-    """One gang scheduler's API, and its mark on pods."""
+    """The API of one gang scheduler, and the label by which it finds pods."""
 
     api_version: str
-    """Of its PodGroup."""
+    """API version of its PodGroup."""
     scheduler_name: str
-    """Under which it is installed by its own chart."""
+    """Scheduler name under which its own chart installs it."""
     group_label: str
-    """Key of a pod's label; its value is the group's name."""
+    """Key of the pod label whose value is the name of the group."""
 
 
 GANG_SCHEDULERS: Mapping[Gang, GangScheduler] = {
@@ -728,6 +739,6 @@ GANG_SCHEDULERS: Mapping[Gang, GangScheduler] = {
 
 
 def group_labels_of(template: Mapping[str, Any]) -> list[str]:
-    """Lists the labels by which a pod template names a pod group itself."""
+    """Returns the gang schedulers' labels with which a pod template names a pod group itself."""
     labels = (template.get("metadata") or {}).get("labels") or {}
-    return [one.group_label for one in GANG_SCHEDULERS.values() if one.group_label in labels]
+    return [gang.group_label for gang in GANG_SCHEDULERS.values() if gang.group_label in labels]

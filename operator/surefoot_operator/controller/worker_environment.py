@@ -60,7 +60,7 @@ class WorkerEnvironmentFactory:
         }
         if self.fallback_url not in ("", self.coordinator_url):
             plain["SUREFOOT_COORDINATOR_FALLBACK_URL"] = self.fallback_url
-        if health.pre_join_check != "Off":
+        if health.pre_join_check != "Disabled":
             plain["SUREFOOT_PRE_JOIN_CHECK"] = health.pre_join_check
         if authority := self.coordinator_ca():
             plain["SUREFOOT_COORDINATOR_CA"] = authority

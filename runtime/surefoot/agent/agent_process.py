@@ -138,7 +138,7 @@ class AgentProcess:
             settings.job, lambda: self.state, self._coordinator.away_seconds, self._unexpected
         )
         checks = node_checks((logs,))
-        if settings.pre_join_check != "Off":
+        if settings.pre_join_check != "Disabled":
             checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
         self._node = NodeMonitor(checks, self._coordinator.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._coordinator.send, self._bandwidth)

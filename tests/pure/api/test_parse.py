@@ -175,9 +175,7 @@ def test_bytes_are_read_as_kubernetes_writes_them() -> None:
 def test_a_memory_limit_that_the_smallest_world_cannot_keep_is_refused() -> None:
     body = changed("spec.checkpoint.expectedBytes", "1Gi")
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "3Gi"
-    with pytest.raises(
-        SpecError, match=r"memory.sizeLimit: '3Gi' .*at least 4Gi a node are needed at the smallest world"
-    ):
+    with pytest.raises(SpecError, match=r"memory.sizeLimit: '3Gi' .*at least 4Gi a node are needed, because 2 workers"):
         parse_job(body)
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "4Gi"
     parse_job(body)
@@ -190,7 +188,7 @@ def test_the_check_of_a_memory_limit_counts_what_the_budget_counts() -> None:
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "3Gi"
     assert checkpoints_in_memory(parse_job(body).spec) == 3
     body["spec"].setdefault("healthPolicy", {})["numerics"] = {}
-    with pytest.raises(SpecError, match="holds 5 checkpoints at a time"):
+    with pytest.raises(SpecError, match="store 5 checkpoints at a time"):
         parse_job(body)
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "5Gi"
     assert checkpoints_in_memory(parse_job(body).spec) == 5

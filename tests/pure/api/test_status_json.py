@@ -45,9 +45,9 @@ def test_a_status_reads_as_a_cluster_would_show_it() -> None:
         "generation": 2,
         "state": "Committed",
         "parent": {"generation": 1, "step": 40},
-        "size": 2,
+        "worldSize": 2,
     }
-    assert body["lineage"][0] == {"generation": 1, "parent": None, "size": 3}
+    assert body["lineage"][0] == {"generation": 1, "parent": None, "worldSize": 3}
     assert body["incidents"][0]["stepsLost"] == 0
     assert status_from_json(body) == status
 

@@ -226,7 +226,7 @@ def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
 
     A node that only its check finds unhealthy is so to nobody where none is checked.
     """
-    if policy.pre_join_check == "Off" and any(fault.kind == "sick" for fault in faults):
+    if policy.pre_join_check == "Disabled" and any(fault.kind == "sick" for fault in faults):
         raise FaultError(
             "--fault sick: this job tries no node before a worker joins, so nothing would follow; set"
             " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"

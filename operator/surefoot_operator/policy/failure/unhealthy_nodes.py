@@ -66,7 +66,7 @@ def _findings_by_reason(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
     rebooted.
     """
     findings: dict[str, dict[str, str]] = {}
-    if facts.spec.health_policy.on_unhealthy_node != "Leave":
+    if facts.spec.health_policy.on_unhealthy_node != "Replace":
         return findings
     sessions_with_findings = [s for s in facts.sessions.values() if s.findings]
     if not sessions_with_findings:

@@ -154,7 +154,7 @@ def test_failures_of_the_job_do_not_push_a_sick_node_out_of_the_list() -> None:
 
 
 def test_a_job_may_be_told_and_left_alone() -> None:
-    seen = found(running(now=NOW, workers=4, health_policy=HealthPolicy(on_unhealthy_node="Show")), {1: (LOST,)})
+    seen = found(running(now=NOW, workers=4, health_policy=HealthPolicy(on_unhealthy_node="Warn")), {1: (LOST,)})
     assert unhealthy_nodes(gather(seen)) == {}
     assert left(seen) == set()
 

@@ -75,7 +75,7 @@ def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is
         fresh(3, 0, 1),
         fresh(3, 1, finding=ODD),
         fresh(3, 1, free=0),
-        fresh(3, 1, health_policy=HealthPolicy(on_unhealthy_node="Show")),
+        fresh(3, 1, health_policy=HealthPolicy(on_unhealthy_node="Warn")),
         fresh(1, 0, free=0),
     ],
     ids=[

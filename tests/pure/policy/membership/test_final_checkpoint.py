@@ -150,7 +150,7 @@ def test_workers_that_all_end_before_the_upload_are_a_loss_and_not_the_end() -> 
 def test_a_last_checkpoint_that_memory_lost_is_made_again() -> None:
     seen = finished(step=47, saved=47)
     seen = replace(seen, servers=running(step=47).servers)
-    assert "reading the holders again" in plan(seen).reason
+    assert "reading the memory servers again" in plan(seen).reason
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.incidents[-1].kind == "checkpoint-lost"
 
@@ -177,7 +177,7 @@ def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
 
 def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None:
     seen = replace(failed_at_the_end(), servers=running(step=47).servers)
-    assert "reading the holders again" in plan(seen).reason
+    assert "reading the memory servers again" in plan(seen).reason
     assert "goes to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
 
 
@@ -217,7 +217,7 @@ def test_a_finished_job_has_its_holders_read_once_more(pending: bool) -> None:
     seen = unread(pending)
     made = plan(seen)
     assert made.status.phase == "Running"
-    assert "reading the holders again" in made.reason
+    assert "reading the memory servers again" in made.reason
     assert made.wake_after_seconds is not None
     read = replace(seen, servers=finished(step=47, saved=47).servers)
     assert plan(read).status.last_complete == Checkpoint(1, 47)
