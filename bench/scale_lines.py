@@ -2,7 +2,7 @@
 
 `python -m bench.scale_lines --workers 10 2000 --out FILE`. The fabric and the holders are in memory and answer at once, so
 that what is measured is the operator: from the moment that the fabric shows a worker's end to the last agent's Stop
-(`stopped_seconds`: who trains must hear it) and the last agent's Assign (`assigned_seconds`); CPU a heartbeat with TLS,
+(`stopped_seconds`: who trains must hear it) and the last agent's Assign (`committed_seconds`); CPU a heartbeat with TLS,
 socket, decoding and transition; how late the loop was at worst.
 """
 
@@ -268,7 +268,7 @@ async def measured(workers: int, lost: int, heartbeat_seconds: float) -> dict[st
         stand.fabric.end(range(workers - lost, workers))
         heard = await agents.until("all have their orders", lambda said: said["assigns"] >= workers - lost, epoch=2)
         row["stopped_seconds"] = heard["last_stop"] - struck
-        row["assigned_seconds"] = heard["last_assign"] - struck
+        row["committed_seconds"] = heard["last_assign"] - struck
         row["order_cpu_seconds"] = time.process_time() - cpu
         row["bytes_of_a_loss_a_worker"] = (heard["received_bytes"] - before) / workers
         row["refusals"] = heard["refusals"]
@@ -310,7 +310,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = ladder(given.workers, given.tries, given.lost, given.heartbeat_seconds)
     for workers in given.workers:
-        taken = [row["assigned_seconds"] for row in rows if row["workers"] == workers]
+        taken = [row["committed_seconds"] for row in rows if row["workers"] == workers]
         print(f"{workers} workers: orders out in {median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})")
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)

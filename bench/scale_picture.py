@@ -39,7 +39,7 @@ def draw(rows: Sequence[Row], lines: Sequence[Row], to: Path) -> None:
     drawn, axes = pyplot.subplots(1, len(PANELS) + 1, figsize=(15, 3.6))
     for axis, (title, cost) in zip(axes, PANELS, strict=False):
         _curve(axis, title, [(row["workers"], cost(row)) for row in rows])
-    _curve(axes[-1], "one lost: all orders out, s", [(row["workers"], row["assigned_seconds"]) for row in lines[:-1]])
+    _curve(axes[-1], "one lost: all orders out, s", [(row["workers"], row["committed_seconds"]) for row in lines[:-1]])
     drawn.tight_layout()
     to.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(to, metadata={"Date": None})

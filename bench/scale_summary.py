@@ -32,7 +32,7 @@ def summary(rows: list[dict[str, Any]], lines: list[dict[str, Any]], cluster: di
         known["status_bytes_2000"] = last["status_bytes"]
     *losses, beating = lines or [{}]
     out = {
-        n: median([r["assigned_seconds"] for r in losses if r["workers"] == n]) for n in {r["workers"] for r in losses}
+        n: median([r["committed_seconds"] for r in losses if r["workers"] == n]) for n in {r["workers"] for r in losses}
     }
     if {WORKERS[0], WORKERS[-1]} <= out.keys():
         known["orders_out_seconds_2000"] = out[WORKERS[-1]]

@@ -14,5 +14,5 @@ def test_scripted_agents_join_and_hear_the_orders_of_a_loss(monkeypatch: pytest.
     monkeypatch.setattr(scale_lines, "BEATING_SECONDS", 0.5)  # what it measures is not what is tested here
     row = asyncio.run(scale_lines.measured(WORKERS, lost=1, heartbeat_seconds=0.2))
     assert row["refusals"] == 0
-    assert 0 < row["stopped_seconds"] < row["assigned_seconds"]
+    assert 0 < row["stopped_seconds"] < row["committed_seconds"]
     assert row["heartbeat_microseconds"] > 0

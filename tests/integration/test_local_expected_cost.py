@@ -40,7 +40,7 @@ def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dea
     assert before["world_size_after"] == 3, "the second was lost by a whole world"
     assert first["world_size_after"] == 3 or before["kind"] == "planned", "which had grown again"
     if second["world_size_after"] == 3:
-        assert second["sealed_seconds"] < second["assigned_seconds"], "it waited"
+        assert second["fenced_seconds"] < second["committed_seconds"], "it waited"
         assert incidents[-1] == second, "and nothing had to grow behind it"
         return
     # a machine that is busy with other things starts a worker in longer than a world: then the sums must say so

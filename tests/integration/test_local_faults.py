@@ -30,7 +30,7 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
             assert incident is report["incidents"][-1]
             assert incident["kind"] == "planned"
             continue
-        assert 0 <= incident["detected_seconds"] <= incident["assigned_seconds"] <= incident["first_step_seconds"]
+        assert 0 <= incident["detected_seconds"] <= incident["committed_seconds"] <= incident["first_step_seconds"]
         assert_little_lost([incident])
         # a rank's own share lies in the staging memory of its node, also if the save behind it had begun
         assert incident["restored_from"] == "staging+memory"

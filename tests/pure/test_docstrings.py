@@ -22,7 +22,7 @@ def test_every_argument_that_a_script_gives_is_described(name: str) -> None:
     assert {argument for argument in arguments if not re.search(rf"\b{argument}\b", described)} == set()
 
 
-@pytest.mark.parametrize("place", ["surefoot.tiers.tier:Tier", "surefoot_operator.platforms.interface:Fabric"])
+@pytest.mark.parametrize("place", ["surefoot.tiers.tier:Tier", "surefoot_operator.platforms.interface:Platform"])
 def test_every_method_that_others_implement_is_described(place: str) -> None:
     module, _, name = place.partition(":")
     methods = {

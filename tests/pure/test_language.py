@@ -53,7 +53,30 @@ FIRST_WORDS = re.compile(r"(?:Of|What|Who|Whoever|That|Those|One|Nor|So many|As)
 """A docstring that begins so needs the text above it to be understood."""
 
 VAGUE_LOCALS = frozenset(
-    "found told said known kept there gone here lasting asked given made left one wanted named own whole seen taken mine heard".split()
+    [
+        "found",
+        "told",
+        "said",
+        "known",
+        "kept",
+        "there",
+        "gone",
+        "here",
+        "lasting",
+        "asked",
+        "given",
+        "made",
+        "left",
+        "one",
+        "wanted",
+        "named",
+        "own",
+        "whole",
+        "seen",
+        "taken",
+        "mine",
+        "heard",
+    ]
 )
 """Names that tell how a value was obtained, not what it is."""
 MAX_VAGUE_SHARE = 0.02

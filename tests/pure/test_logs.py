@@ -19,7 +19,7 @@ def record(message: str, **keys: object) -> logging.LogRecord:
 
 
 def test_json_line_has_the_process_keys_and_those_of_the_call() -> None:
-    made = record("rank %s exited", rank=3, epoch=0, job="another")
+    made = record("rank %s exited", rank=3, generation=0, job="another")
     assert ProcessKeys({"job": "train", "worker": 2, "node": ""}).filter(made)
     line = JsonFormatter().format(made)
     body = json.loads(line)

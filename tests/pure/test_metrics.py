@@ -195,7 +195,11 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
         assert value("surefoot_memory_available_bytes", "('node', 'n1')") == 10**6
         fewer = replace(budgeted, servers=budgeted.servers[:1])
         figures.update_gauges(fewer, seen.status, plan_maintenance(fewer))
-        assert [name for name in of_job() if name.startswith("surefoot_memory_") and "n0" not in name] == []
+        assert [
+            name
+            for name in of_job()
+            if name.startswith(("surefoot_memory_needed", "surefoot_memory_available")) and "n0" not in name
+        ] == []
         assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
     finally:
         figures.forget()
@@ -213,7 +217,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
         assert not any("interval_input" in name for name in of_job())
         figures.update_gauges(seen, replace(seen.status, memory_interval=chosen), None)
         assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 64
-        assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'wanted')") == 60.5
+        assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'target')") == 60.5
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'cost')") == 0.25
         assert value("surefoot_checkpoint_memory_loss_probability") == 0.05
     finally:

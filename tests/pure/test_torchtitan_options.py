@@ -74,7 +74,12 @@ def test_defaults_and_honoured_options_are_taken(integration: Any) -> None:
     integration._refuse_others(config())
     integration._refuse_others(
         config(
-            enable=True, folder="x", interval=1, keep_latest_k=0, enable_first_step_checkpoint=True, anew=("loader",)
+            enable=True,
+            folder="x",
+            interval=1,
+            keep_latest_k=0,
+            enable_first_step_checkpoint=True,
+            reset_on_resize=("loader",),
         )
     )
 
@@ -94,8 +99,8 @@ def test_an_option_of_a_later_release_is_refused_by_name(integration: Any) -> No
 
 def test_every_option_is_in_one_list(integration: Any) -> None:
     options = {option.name for option in fields(integration.SurefootCheckpoints.Config)} - {"of_a_later_release"}
-    assert integration._HONOURED.isdisjoint(integration._REFUSED)
-    assert integration._HONOURED | set(integration._REFUSED) == options
+    assert integration._HONOURED.isdisjoint(integration._REJECTED)
+    assert integration._HONOURED | set(integration._REJECTED) == options
 
 
 @pytest.mark.nightly
@@ -103,4 +108,4 @@ def test_torchtitan_s_own_options_are_those_lists() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed: python -m bench frameworks")
     module = importlib.import_module(MODULE)
     options = {option.name for option in fields(module.SurefootCheckpoints.Config)}
-    assert module._HONOURED | set(module._REFUSED) == options
+    assert module._HONOURED | set(module._REJECTED) == options

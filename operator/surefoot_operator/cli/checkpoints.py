@@ -208,7 +208,7 @@ def _list_and_verify(given: argparse.Namespace, tier: PersistentTierSpec, uid: s
     found = _ran("verify", tier, arguments, bar="verifying" if verify else None)
     for entry in found["checkpoints"]:
         say(
-            f"step {entry['step']} of epoch {entry['epoch']}: {entry['state']}, {entry['ranks']} of {entry['world']} ranks,"
+            f"step {entry['step']} of generation {entry['generation']}: {entry['state']}, {entry['ranks']} of {entry['world_size']} ranks,"
             f" {format_bytes(entry['bytes'])}"
         )
         for damage in entry["damaged"]:

@@ -192,7 +192,7 @@ _REMEDIES = {
     "coordinator resolve": "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
     "coordinator connect": "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",
     "coordinator verify": "the operator's certificate is of another authority than the worker was given: see docs/security.md, then replace the worker",
-    "holder connect": f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
+    "memory-server connect": f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
     "worker connect": f"{_NODES}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
 }
 

@@ -119,14 +119,14 @@ class Checkpointer:
     Args:
         **objects: what is saved, by name: anything with `state_dict` and `load_state_dict` (`model=`, `optimizer=`,
             `scheduler=`, `ema=`, a second optimizer).
-        local: names of objects, or patterns of tensor names, that differ on each rank. They return to the same rank of
+        per_rank: names of objects, or patterns of tensor names, that differ on each rank. They return to the same rank of
             a world of the same size and otherwise stay as the program built them.
-        anew: names of loaders that restore() may begin anew in a world of another size, which may lose and repeat
+        reset_on_resize: names of loaders that restore() may begin anew in a world of another size, which may lose and repeat
             samples. A loader's state is each rank's own unless it is elastic.
         seed: what random generators are derived from in a world of another size.
         replicas: which ranks hold the same plain tensors as this one, where that is not every rank (pipeline stages,
             experts): a process group, a device mesh or ranks, or such by pattern of names.
-        folder: where checkpoints go without an agent, a path or URI; `job` is the job's name below it.
+        folder: where checkpoints go without an agent, a path or URI; `job_uid` is the job's name below it.
         interval_steps: steps from save to save without an agent, and `keep` how many checkpoints stay.
         share_reads: alike on all ranks: those that restore the same bytes read each of them once and exchange them.
 

@@ -26,21 +26,19 @@ if TYPE_CHECKING:
 
 _ORDER = (
     "the order follows from seed=. For a part of the samples, or some of them more often, give it"
-    " torch.utils.data.Subset(dataset, indexes), with indexes drawn once by a seed of your own, alike on all ranks"
+    " torch.utils.data.Subset(dataset, indices), with indices drawn once by a seed of your own, alike on all ranks"
 )
 _OWN_LOADER = (
     "it is not passed on. Of a data set with samples by number, torch's DataLoader takes it, with"
-    " batch_sampler=surefoot.ElasticSampler(dataset, global_batch, batches_per_step=1)"
+    " batch_sampler=surefoot.ElasticSampler(dataset, global_batch_size, batches_per_step=1)"
 )
 _INSTEAD = {
-    "batch_size": "give global_batch=, the samples a step on all ranks together",
-    "num_workers": "give workers=",
-    "collate_fn": "give collate=",
+    "batch_size": "give global_batch_size=, the samples a step on all ranks together",
     "shuffle": "samples are always shuffled, by seed=",
     "drop_last": "every batch is whole: no sample is left over, as the next pass fills the last one up",
     "sampler": _ORDER,
     "batch_sampler": "give ElasticLoader the data set and batch_sampler=. For batches of like length, or of so many"
-    " tokens, give ElasticStream(Items(dataset), max_tokens=, window=)",
+    " tokens, give ElasticStream(Items(dataset), max_tokens=, shuffle_window=)",
     **dict.fromkeys(("timeout", "multiprocessing_context", "pin_memory_device", "in_order"), _OWN_LOADER),
     "generator": "give seed=, and transform=, which is called with each sample's own generator",
 }
@@ -66,7 +64,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     for name in ("prefetch_factor", "worker_init_fn", "persistent_workers"):
         if options.get(name) and not options["num_workers"]:
-            raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
+            raise ConfigurationError(f"{name} is for workers, and there are none: give num_workers= too")
 
 
 # ---- loader ----------------------------------------------------------------------------------------------------------
@@ -110,18 +108,18 @@ class ElasticLoader:
 
     Args:
         dataset: map-style: it has a length and an index.
-        global_batch: samples a step on all ranks together, whatever their number.
+        global_batch_size: samples a step on all ranks together, whatever their number.
         batch_sampler: in its place, an order of one's own: an iterable, as torch's BatchSampler, that gives lists of
             sample numbers, each the batch of one step on all ranks together, and the same ones whenever an epoch is
             iterated over. `set_epoch(epoch)` is called before, if it or its `sampler` has it.
         seed: what the order of samples depends on, and each sample's generator.
-        rank, world: of data parallelism; by default the process group's, else the launcher's.
+        rank, num_replicas: of data parallelism; by default the process group's, else the launcher's.
         by_epoch: ends each iterator with its pass over the samples.
-        collate: from a list of samples to `batch.data`; by default torch's.
+        collate_fn: from a list of samples to `batch.data`; by default torch's.
         transform: called with a sample and a generator that belongs to its position, so that random augmentation too is
             the same at every world size.
         batches_per_step: how many batches one `step()` consumes.
-        workers: processes of torch's DataLoader that load ahead; 0: none.
+        num_workers: processes of torch's DataLoader that load ahead; 0: none.
         pin_memory, prefetch_factor, persistent_workers, worker_init_fn: as torch's DataLoader has them.
         of_torch: other options of torch's DataLoader: refused, with what to give in their place.
 
@@ -245,7 +243,7 @@ class ElasticLoader:
         self.sampler.commit(batches)
 
     def count_by_step(self) -> None:
-        """Called by Checkpointer: makes `step_ends` count what is consumed."""
+        """Called by Checkpointer: makes `end_step` count what is consumed."""
         self.sampler.count_by_step()
 
     def end_step(self) -> tuple[tuple[int, int], ...]:

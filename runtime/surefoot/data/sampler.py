@@ -86,10 +86,10 @@ class ElasticSampler(Sampler[list[int]]):
 
     Args:
         size: samples, or a dataset with a length.
-        global_batch: samples a step on all ranks together.
+        global_batch_size: samples a step on all ranks together.
         seed: what the order depends on.
         rank: of data parallelism; default the process group's, else the launcher's.
-        world: likewise.
+        num_replicas: likewise.
         by_epoch: as ElasticLoader's.
         batches_per_step: as ElasticLoader's.
 

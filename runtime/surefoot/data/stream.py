@@ -151,23 +151,23 @@ class ElasticStream:
 
     Args:
         sources: a source, or several that are mixed.
-        global_batch: samples a step on all ranks together; `batch_size`, in its place, on each.
+        global_batch_size: samples a step on all ranks together; `batch_size`, in its place, on each.
         weights: one for each source: how often its samples (or groups) are drawn.
         seed: what the order depends on.
         shuffle: whether shards come in another order each pass.
-        window: samples of one shard that are shuffled among each other; 1 for none.
-        pack: tokens a row: samples are rows of tokens, cut and joined to this length.
+        shuffle_window: samples of one shard that are shuffled among each other; 1 for none.
+        sequence_length: tokens a row: samples are rows of tokens, cut and joined to this length.
         max_tokens: groups samples of similar length, padded to no more tokens a group; a batch counts groups.
         max_samples: likewise, of no more samples; one of the two, or both. `batch.data` is a list of collated groups.
-        length: of a sample, as `transform` gives it, its tokens; by default `len`.
+        length_fn: of a sample, as `transform` gives it, its tokens; by default `len`.
         lanes: readers that ranks share out, a divisor of the global batch; by default one for each of its samples.
-        stripes: sets of lanes that are read in turn, a multiple of `workers`; by default as many, at least 1.
-        skip_bad: up to how many bad samples of a rank's lanes are left out, in all.
-        rank, world: of data parallelism; by default the process group's, else the launcher's.
+        lane_groups: sets of lanes that are read in turn, a multiple of `num_workers`; by default as many, at least 1.
+        max_bad_samples: up to how many bad samples of a rank's lanes are left out, in all.
+        rank, num_replicas: of data parallelism; by default the process group's, else the launcher's.
         transform: called with a sample and its own generator: decoding, tokenising, augmentation.
-        collate: from a list of samples to `batch.data`; by default torch's, of packed rows one tensor.
+        collate_fn: from a list of samples to `batch.data`; by default torch's, of packed rows one tensor.
         batches_per_step: how many batches one `step()` consumes.
-        workers: processes that read ahead; 0: none.
+        num_workers: processes that read ahead; 0: none.
         pin_memory, prefetch_factor, worker_init_fn: as torch's DataLoader has them.
         of_torch: other options of torch's DataLoader: refused, with what to give in their place.
 

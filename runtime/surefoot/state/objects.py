@@ -201,10 +201,10 @@ class InlinedTensors:
     def own_parts(self, name: str, own: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns what a rank gets back: its own parts.
 
-        This object's keys in `told_once` are the first rank's: a thousand ranks would else save as many copies of
+        This object's keys in `shared_state_keys` are the first rank's: a thousand ranks would else save as many copies of
         what is alike for all.
         """
-        once = getattr(self.subject, "told_once", ()) if self.whose == "divided" else ()
+        once = getattr(self.subject, "shared_state_keys", ()) if self.whose == "divided" else ()
         if not once or name not in own or name not in first:
             return own
         return {name: {**own[name], **{key: first[name][key] for key in once if key in first[name]}}}

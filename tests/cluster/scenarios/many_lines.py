@@ -107,7 +107,7 @@ class JobsOnLines:
         self._heard("assigns", self._epochs, self._workers)
         trained = max(self.lines.heard(job, 1)["last_assign"] for job in self._epochs) - began
         row: dict[str, Any] = {"jobs": self._jobs, "workers": self._workers, "shards": self._shards}
-        row |= {"joined_seconds": round(joined, 2), "assigned_seconds": round(trained, 2)}
+        row |= {"joined_seconds": round(joined, 2), "committed_seconds": round(trained, 2)}
         return {**row, **self._since(before, began), **machine_load()}
 
     def at_rest(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class JobsOnLines:
         return [
             {
                 "stopped_seconds": heard[job]["last_stop"] - struck[job],
-                "assigned_seconds": heard[job]["last_assign"] - came[job],
+                "committed_seconds": heard[job]["last_assign"] - came[job],
             }
             for job in jobs
         ]

@@ -54,7 +54,7 @@ def test_one_worker_of_each_node_asks_holders_and_the_workers_of_other_nodes() -
     asked = choose_probe_workers(job, pods)
     assert [(asker.node, asker.pod) for asker in asked] == [("n0", "gpt-worker-0-1"), ("n1", "gpt-worker-1-1")]
     ways = [[(target["kind"], target["node"]) for target in asker.targets] for asker in asked]
-    holders = [("holder", "n0"), ("holder", "n1"), ("holder", "n2")]
+    holders = [("memory-server", "n0"), ("memory-server", "n1"), ("memory-server", "n2")]
     assert ways == [[*holders, ("worker", "n1")], [*holders[1:], holders[0], ("worker", "n0")]]
     assert asked[0].targets[-1] == {"kind": "worker", "node": "n1", "host": "10.0.0.1", "port": 9464}
 
@@ -75,8 +75,20 @@ def test_of_many_nodes_each_is_asked_as_often() -> None:
         ([way("coordinator", problem="no name", step="resolve")], "to the operator", "fault", "no name", "DNS"),
         ([way("coordinator", problem="bad", step="verify")], "to the operator", "fault", "bad", "authority"),
         ([way("worker", problem="timed out"), way("worker")], "between workers", "fault", "1 of 2", "any port"),
-        ([way("holder", problem="timed out"), way("holder")], "to holders", "warning", "1 of 2", "port redis"),
-        ([way("holder", problem="timed out"), way("holder", "n1")], "to holders", "fault", "1 of 2", "port redis"),
+        (
+            [way("memory-server", problem="timed out"), way("memory-server")],
+            "to memory servers",
+            "warning",
+            "1 of 2",
+            "port redis",
+        ),
+        (
+            [way("memory-server", problem="timed out"), way("memory-server", "n1")],
+            "to memory servers",
+            "fault",
+            "1 of 2",
+            "port redis",
+        ),
     ],
 )
 def test_ways_that_fail_are_one_finding_with_its_remedy(
@@ -89,7 +101,7 @@ def test_ways_that_fail_are_one_finding_with_its_remedy(
 
 
 def test_a_node_behind_a_wall_is_one_sentence() -> None:
-    ways = [way("holder", f"n{number}", "n9", "timed out") for number in range(7)]
+    ways = [way("memory-server", f"n{number}", "n9", "timed out") for number in range(7)]
     found = one(*ways)
     assert found.text == "7 of 7 ways fail: from n0, n1, n2, n3, n4 and 2 more to n9 (10.0.0.1:2): timed out"
 

@@ -51,8 +51,8 @@ def no_package(package: str) -> str:
 @pytest.mark.parametrize(
     ("name", "answer", "check", "state", "said"),
     [
-        ("lacking", without("cli", "the module rich is not installed; pip"), "commands", "warning", "rich"),
-        ("lacking", without("runtime", "the module boto3 is not installed"), "torch", "warning", "boto3"),
+        ("missing_module", without("cli", "the module rich is not installed; pip"), "commands", "warning", "rich"),
+        ("missing_module", without("runtime", "the module boto3 is not installed"), "torch", "warning", "boto3"),
         ("metadata.version", no_package, "torch", "warning", "no torch"),
         ("find_program", no_program, "redis", "warning", "version 7"),
         ("available_bytes", lambda *texts: None, "memory", "unknown", "does not say"),

@@ -207,12 +207,10 @@ def test_options_of_workers_need_workers() -> None:
 @pytest.mark.parametrize(
     ("option", "instead"),
     [
-        ("sampler", r"Subset\(dataset, indexes\)"),
-        ("batch_size", "global_batch="),
+        ("sampler", r"Subset\(dataset, indices\)"),
+        ("batch_size", "global_batch_size="),
         ("shuffle", "by seed="),
         ("drop_last", "every batch is whole"),
-        ("collate_fn", "collate="),
-        ("num_workers", "workers="),
         ("generator", "seed="),
     ],
 )
@@ -251,8 +249,8 @@ def test_worker_processes_are_begun_as_torch_begins_them(kind: Any, tmp_path: Pa
     def begun(worker: int) -> None:
         (tmp_path / f"{worker}").touch()
 
-    told: dict[str, Any] = {"workers": 2, "prefetch_factor": 3, "pin_memory": True, "worker_init_fn": begun}
-    made = kind(range(40) if kind is ElasticLoader else Items(range(40)), 4, rank=0, world=1, **told)
+    told: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 3, "pin_memory": True, "worker_init_fn": begun}
+    made = kind(range(40) if kind is ElasticLoader else Items(range(40)), 4, rank=0, num_replicas=1, **told)
     seen = [x for batch in islice(made, 10) for x in batch.data.tolist()]
     assert sorted(seen) == list(range(40))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

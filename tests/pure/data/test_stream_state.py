@@ -239,11 +239,11 @@ def test_another_pass_has_another_order() -> None:
     ("options", "name"),
     [
         ({"seed": 2}, "seed"),
-        ({"shuffle_window": 3}, "window"),
+        ({"shuffle_window": 3}, "shuffle_window"),
         ({"lanes": 2}, "lanes"),
-        ({"global_batch_size": 8}, "global_batch"),
-        ({"lane_groups": 2}, "stripes"),
-        ({"sequence_length": 9}, "pack"),
+        ({"global_batch_size": 8}, "global_batch_size"),
+        ({"lane_groups": 2}, "lane_groups"),
+        ({"sequence_length": 9}, "sequence_length"),
     ],
 )
 def test_a_state_of_another_order_is_refused_by_name(options: dict[str, Any], name: str) -> None:
@@ -306,7 +306,7 @@ def test_the_state_of_a_thousand_ranks_and_ten_thousand_shards_is_small() -> Non
     assert _bytes(middle) < 512, "what one rank saves of it, the first excepted"
 
 
-@pytest.mark.parametrize(("known", "window"), [(True, 64), (False, 1)])
+@pytest.mark.parametrize(("known", "shuffle_window"), [(True, 64), (False, 1)])
 def test_what_worlds_of_a_thousand_ranks_left_of_a_pass_is_small(known: bool, window: int) -> None:
     source, chance, states = Numbers((1000,) * 10_000, known), random.Random(3), list[dict[str, Any]]()
     for world in (1024, 1000, 1024):
@@ -436,7 +436,12 @@ def test_a_bad_sample_ahead_is_met_at_its_own_step() -> None:
 def test_workers_tell_the_cursors_that_one_process_has(window: int) -> None:
     told = []
     for workers in (0, 2):
-        options: dict[str, Any] = {"window": window, "stripes": 2, "workers": workers, "collate": list}
+        options: dict[str, Any] = {
+            "shuffle_window": window,
+            "lane_groups": 2,
+            "num_workers": workers,
+            "collate_fn": list,
+        }
         world = World(lambda r, w, o=options: ElasticStream(Numbers((90, 31, 8)), 5, rank=r, num_replicas=w, **o), 2)  # type: ignore[misc]
         steps = [world.step() for _ in range(25)]
         told.append(json.dumps([steps, [state["lanes"] for state in world.states()]]))

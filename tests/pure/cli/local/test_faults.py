@@ -136,7 +136,7 @@ class FakeMachine(SimpleNamespace):
         self.calls.append(f"{kind} {node} {text}")
         return True
 
-    def take_back(self, node: str, kind: str) -> None:
+    def cancel_fault(self, node: str, kind: str) -> None:
         self.calls.append(f"{kind} {node} taken back")
 
 

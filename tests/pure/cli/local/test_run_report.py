@@ -68,7 +68,7 @@ GROWN = Incident(
 def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
     found = run_report.incident_report(LOST, [NODE_KILL, TRAINER_KILL])
     assert found["detected_seconds"] == 0.2
-    assert found["assigned_seconds"] == 1.0
+    assert found["committed_seconds"] == 1.0
     assert found["first_step_seconds"] == 3.5
     assert found["stopped_seconds"] is None
     assert found["fault"] == "kill node-1 at step 40, returns after 12 s"
@@ -77,7 +77,7 @@ def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
 def test_a_planned_change_counts_from_its_own_beginning() -> None:
     found = run_report.incident_report(GROWN, [NODE_KILL])
     assert found["detected_seconds"] == 0.0
-    assert found["assigned_seconds"] == 0.5
+    assert found["committed_seconds"] == 0.5
     assert found["fault"] is None
 
 
@@ -143,7 +143,7 @@ def test_the_report_has_the_documented_keys() -> None:
         {"generation": 2, "world_size": 2, "from_step": 40, "restored_from": "memory"},
         {"generation": 3, "world_size": 3, "from_step": 70, "restored_from": "memory"},
     ]
-    wanted = {"kind", "detected_seconds", "assigned_seconds", "first_step_seconds", "steps_lost", "restored_from"}
+    wanted = {"kind", "detected_seconds", "committed_seconds", "first_step_seconds", "steps_lost", "restored_from"}
     assert all(wanted <= set(incident) for incident in body["incidents"])
     assert body["checkpoints"] == {"complete": 12, "bytes": 3_400_000, "median_stall_seconds": 0.004}
 
