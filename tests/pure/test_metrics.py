@@ -267,7 +267,7 @@ def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> Non
         registry=theirs,
         buckets=BUCKETS_SECONDS,
     )
-    durations = {"claimed": 0.0005, "stopped": 0.001, "sealed": 0.3, "assigned": 3.0, "first-step": 1e6}
+    durations = {"claimed": 0.0005, "stopped": 0.001, "fenced": 0.3, "committed": 3.0, "first-step": 1e6}
     for recovery_phase, seconds in durations.items():
         timed.labels(named.namespace, named.name, recovery_phase).observe(seconds)
     moments = {f"{name.replace('-', '_')}_seconds": seconds for name, seconds in durations.items()}

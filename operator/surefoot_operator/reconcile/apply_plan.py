@@ -1,8 +1,8 @@
-"""Applies actions: calls the fabric, agents and holders.
+"""Applies the actions of a plan: calls the platform, agents and memory servers.
 
-Called by `reconcile`. Nothing here decides. Each action is idempotent, and none waits for another: what is refused is
-returned, and the next plan says what is left to do. Seals, listings and talk come first, for training waits for them;
-workers and pod groups are asked for beside the loop (`worker_calls`).
+Called by `reconcile`. Nothing is decided here. Each action is idempotent and none waits for another. Errors are
+returned, and the next plan requests the missing actions again. Fencing, listing and messages come first, because
+training waits for them. Calls for workers and pod groups run in the background (`worker_calls`).
 """
 
 from __future__ import annotations
@@ -46,30 +46,34 @@ from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 
 async def apply_plan(
-    dependencies: Dependencies, calls: WorkerCalls, actions: Iterable[Action], seen: JobSnapshot
+    dependencies: Dependencies, calls: WorkerCalls, actions: Iterable[Action], snapshot: JobSnapshot
 ) -> tuple[PlatformError, ...]:
-    """Applies a plan's actions; returns the fabric's refusals, those excepted that `calls` reports."""
+    """Applies a plan's actions; returns the platform's errors, except those of calls that `calls` runs and reports."""
     actions, errors = tuple(actions), list[PlatformError]()
+    # Short actions first, one by one: training waits for fences, listings and messages to agents.
     for action in actions:
         try:
-            await _one(dependencies, action, seen)
+            await _one(dependencies, action, snapshot)
         except PlatformError as error:
             errors.append(error)
+    # Slow calls run in the background, so that a rejected pod does not delay the next plan.
     for action in actions:
         if isinstance(action, DeleteWorker):
             calls.delete(action, _delete(dependencies, action))
         elif isinstance(action, CreateWorker):
-            calls.create(action, _create(dependencies, action, seen))
+            calls.create(action, _create(dependencies, action, snapshot))
         elif isinstance(action, ApplyPodGroup | DeletePodGroup):
             calls.group(action, _group(dependencies, action))
         elif isinstance(action, PurgePersistent):
-            calls.purge(action, _purge(dependencies, action, seen))
-    # known before they exist: an agent may be quicker than our next look
-    dependencies.channel.set_expected_workers(worker_ids(seen.workers, (*seen.creates, *calls.pending_creates())))
+            calls.purge(action, _purge(dependencies, action, snapshot))
+    # A new pod's agent may connect before the next observation shows the pod: expect it now.
+    dependencies.channel.set_expected_workers(
+        worker_ids(snapshot.workers, (*snapshot.creates, *calls.pending_creates()))
+    )
     return tuple(errors)
 
 
-async def _one(dependencies: Dependencies, action: Action, seen: JobSnapshot) -> None:
+async def _one(dependencies: Dependencies, action: Action, snapshot: JobSnapshot) -> None:
     if isinstance(action, ClearJobMemory):
         await dependencies.memory.delete_job()
     elif isinstance(action, FenceMemoryServer):
@@ -79,13 +83,13 @@ async def _one(dependencies: Dependencies, action: Action, seen: JobSnapshot) ->
     elif isinstance(action, DeleteJob):
         await dependencies.platform.delete_job()
     elif not isinstance(action, CreateWorker | DeleteWorker | ApplyPodGroup | DeletePodGroup | PurgePersistent):
-        _ask(dependencies, action, seen)
+        _ask(dependencies, action, snapshot)
 
 
 def _create(
-    dependencies: Dependencies, action: CreateWorker, seen: JobSnapshot
+    dependencies: Dependencies, action: CreateWorker, snapshot: JobSnapshot
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    return lambda: dependencies.platform.create_worker(action, dependencies.environment(seen.job, action))
+    return lambda: dependencies.platform.create_worker(action, dependencies.environment(snapshot.job, action))
 
 
 def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -93,10 +97,10 @@ def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Co
 
 
 def _purge(
-    dependencies: Dependencies, action: PurgePersistent, seen: JobSnapshot
+    dependencies: Dependencies, action: PurgePersistent, snapshot: JobSnapshot
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     return lambda: dependencies.platform.start_purge(
-        action.attempt, dependencies.environment(seen.job, CreateWorker(0, 0))
+        action.attempt, dependencies.environment(snapshot.job, CreateWorker(0, 0))
     )
 
 
@@ -109,90 +113,107 @@ def _group(
 
 
 def apply_maintenance(
-    dependencies: Dependencies, actions: Iterable[MaintenanceAction], seen: JobSnapshot, background: TaskSet
+    dependencies: Dependencies, actions: Iterable[MaintenanceAction], snapshot: JobSnapshot, background: TaskSet
 ) -> None:
-    """An upkeep's actions: agents are asked, holders are called in the background."""
+    """Applies maintenance actions: sends requests to agents, and calls memory servers in `background`."""
     drops: dict[MemoryServerInstance, tuple[RankSave, ...]] = {}
-    expires: list[float] = []
-    promotions: dict[WorkerId, UploadSave] = {}
-    copies: list[tuple[WorkerId, RepairSave]] = []
+    expiry_times: list[float] = []
+    uploads_by_worker: dict[WorkerId, UploadSave] = {}
+    repairs: list[tuple[WorkerId, RepairSave]] = []
     for action in actions:
         if isinstance(action, DropSaves):
             drops[action.server] = action.saves
-            expires.append(action.expires_seconds)
+            expiry_times.append(action.expires_seconds)
         elif isinstance(action, UploadSaves):
-            promotions[action.worker] = UploadSave(
-                action.generation, action.saves, begin=listing_rights(seen.status).begin
+            uploads_by_worker[action.worker] = UploadSave(
+                action.generation, action.saves, begin=listing_rights(snapshot.status).begin
             )
         elif isinstance(action, RequestRepair):
-            copies.append((action.worker, _copy(action, seen)))
+            repairs.append((action.worker, _copy(action, snapshot)))
         elif isinstance(action, FenceMemoryServer):
             _fence(dependencies, action)
         else:
-            _ask(dependencies, action, seen)
-    if copies:
+            _ask(dependencies, action, snapshot)
+    if repairs:
         now = dependencies.clock()
-        _order(dependencies, lambda orders: uploads.repair(orders, copies, now))
-    _order(dependencies, lambda orders: uploads.promote(orders, promotions))
-    world = seen.status.membership
-    if drops and world is not None:
-        left, epoch = min(expires) - dependencies.clock(), world.generation
-        background.start_once("drops", lambda: dependencies.memory.drop(drops, epoch, left))
+        _order(dependencies, lambda orders: uploads.repair(orders, repairs, now))
+    _order(dependencies, lambda orders: uploads.promote(orders, uploads_by_worker))
+    membership = snapshot.status.membership
+    # Drops expire: late ones could reach a server whose copies have become the last ones.
+    if drops and membership is not None:
+        remaining_seconds, generation = min(expiry_times) - dependencies.clock(), membership.generation
+        background.start_once("drops", lambda: dependencies.memory.drop(drops, generation, remaining_seconds))
 
 
-def _copy(action: RequestRepair, seen: JobSnapshot) -> RepairSave:
-    """The request, with where both holders answer: whoever copies need not know of them otherwise."""
-    holders = servers_by_id(seen.servers)
-    where = tuple(holders[one].endpoint for one in (action.source, action.target) if one in holders)
-    return RepairSave(0, action.generation, action.save, action.source, action.target, where)
+def _copy(action: RequestRepair, snapshot: JobSnapshot) -> RepairSave:
+    """Builds the request with the endpoints of both servers, which the copying agent may not know."""
+    servers = servers_by_id(snapshot.servers)
+    endpoints = tuple(
+        servers[server_id].endpoint for server_id in (action.source, action.target) if server_id in servers
+    )
+    return RepairSave(0, action.generation, action.save, action.source, action.target, endpoints)
 
 
 def repairing(sessions: Sessions) -> frozenset[RankSave]:
-    """Returns the rank saves that an agent is copying now."""
-    messages = (order.message for order in sessions.orders.pending.values())
+    """Returns the rank saves that agents are copying between memory servers now."""
+    messages = (request.message for request in sessions.orders.pending.values())
     return frozenset(m.save for m in messages if isinstance(m, RepairSave))
 
 
 def _fence(dependencies: Dependencies, action: FenceMemoryServer) -> None:
-    world = dependencies.channel.sessions.membership
-    if dependencies.memory.fence(action.server, action.generation) and world is not None and world.state == "Claimed":
-        # a listing must come after the last index that was read: data moves from memory to the persistent tier
+    membership = dependencies.channel.sessions.membership
+    if (
+        dependencies.memory.fence(action.server, action.generation)
+        and membership is not None
+        and membership.state == "Claimed"
+    ):
+        # Saves move from memory to the persistent tier, so a listing is valid only if it follows the last index read.
         _order(dependencies, listings.void_listing)
 
 
 def _ask(
     dependencies: Dependencies,
     action: ShutDownWorkers | ListPersistentTier | Barrier | DeleteUploaded,
-    seen: JobSnapshot,
+    snapshot: JobSnapshot,
 ) -> None:
     now = dependencies.clock()
     if isinstance(action, ShutDownWorkers):
-        workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
+        workers = [WorkerId(w.index, w.attempt) for w in snapshot.workers if w.index in action.indexes]
         message = Shutdown(action.reason, action.exit_code)
         _order(dependencies, lambda orders: conversations.retire(orders, workers, message))
     elif isinstance(action, ListPersistentTier):
-        there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
-        if there:
-            wish, known = action, dependencies.memory.layouts_known
+        listing_workers = [
+            WorkerId(s.index, s.attempt) for s in snapshot.sessions if s.index == action.index and s.connected
+        ]
+        if listing_workers:
+            listing_action, known_layouts = action, dependencies.memory.layouts_known
             _order(
                 dependencies,
                 lambda orders: listings.list_persistent(
-                    orders, max(there), wish.generation, now, wish.source_job, known, listing_rights(seen.status)
+                    orders,
+                    max(listing_workers),
+                    listing_action.generation,
+                    now,
+                    listing_action.source_job,
+                    known_layouts,
+                    listing_rights(snapshot.status),
                 ),
             )
     elif isinstance(action, Barrier):
-        world = seen.status.membership
-        members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
-        wanted = action
+        membership = snapshot.status.membership
+        members = [WorkerId(m.index, m.attempt) for m in membership.members] if membership is not None else []
+        barrier = action
         _order(
             dependencies,
-            lambda orders: pending_requests.with_barrier(orders, update_barrier(orders.barrier, wanted, members, now)),
+            lambda orders: pending_requests.with_barrier(orders, update_barrier(orders.barrier, barrier, members, now)),
         )
     else:
-        drop = action
+        deletion = action
         _order(
             dependencies,
-            lambda orders: listings.drop_persistent(orders, drop.worker, drop.generation, drop.checkpoints, now),
+            lambda orders: listings.drop_persistent(
+                orders, deletion.worker, deletion.generation, deletion.checkpoints, now
+            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""Holds the reconciler's dependencies and builds its snapshots.
+"""Builds the snapshots that jobs are planned from, and limits how often jobs reconcile and write progress.
 
 Called by `reconcile`.
 """
@@ -25,30 +25,34 @@ from surefoot_operator.policy.membership.lifecycle import status_without_rejecti
 from surefoot_operator.reconcile.worker_calls import PendingCalls
 from surefoot_operator.settings import OperatorSettings
 
-# ---- turns of jobs ---------------------------------------------------------------------------------------------------
-# Lets jobs reconcile in turns, with room for everything else in between. Made by the composition root, shared by all
-# jobs' reconcilers. A thousand rounds that wait for nothing would otherwise follow each other within one pass of the
-# event loop: for seconds no lease is renewed, no agent heard, no probe answered.
+# ---- limit on concurrent reconciles ----------------------------------------------------------------------------------
+# Lets jobs reconcile a few at a time, and leaves room for everything else in between. Created by the composition root
+# and shared by the reconcilers of all jobs. Otherwise a thousand reconciles that wait for nothing would follow each
+# other in one pass of the event loop, and for seconds no lease is renewed, no agent is read and no health endpoint
+# answers.
 
 SLICE_SECONDS = 0.02
-"""Rounds begin for so long in one pass of the event loop; the round that is begun last may take longer."""
+"""Within one pass of the event loop, reconciles start for this long; the last one to start may run longer."""
 
 
 class ReconcileLimiter:
-    """Limits rounds under way to `at_once`.
+    """Limits how many reconciles run at once, and how many start in one pass of the event loop.
 
-    In one pass of the event loop only a slice of them begins.
+    Args:
+        at_once: Maximum number of reconciles that run concurrently.
+        slice_seconds: Time within one pass of the event loop in which reconciles may start.
     """
 
     def __init__(self, at_once: int = 1, slice_seconds: float = SLICE_SECONDS) -> None:
         self._places, self._slice_seconds = asyncio.Semaphore(at_once), slice_seconds
         self._began: float | None = None
-        """When the first round of the present pass began."""
+        """When the first reconcile of the current pass started; None between passes."""
 
     async def __aenter__(self) -> None:
         await self._places.acquire()
         try:
-            while not self._may_begin():  # noqa: ASYNC110  the next pass is what is waited for, and it comes at once
+            # The next pass of the event loop comes at once, so there is no event to wait for.
+            while not self._may_begin():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self._places.release()
@@ -63,7 +67,7 @@ class ReconcileLimiter:
         loop = asyncio.get_running_loop()
         if self._began is None:
             self._began = loop.time()
-            loop.call_soon(self._pass_over)  # behind all that is ready in this pass
+            loop.call_soon(self._pass_over)  # runs after all callbacks that are ready in this pass
             return True
         return loop.time() - self._began < self._slice_seconds
 
@@ -71,30 +75,27 @@ class ReconcileLimiter:
         self._began = None
 
 
-# ---- how often progress is written -----------------------------------------------------------------------------------
-# Bounds how often statuses that only report progress are written. Made by the composition root, shared by all jobs'
-# reconcilers. Each job by itself writes progress seconds apart; a thousand jobs whose pods come at once still wrote
-# hundreds of statuses a second, which kept the API server from making the pods.
+# ---- limit on progress writes ----------------------------------------------------------------------------------------
+# Limits how often statuses that only report progress are written. Created by the composition root and shared by the
+# reconcilers of all jobs. Although each job spaces its own progress writes, a thousand jobs whose pods start together
+# wrote hundreds of statuses a second, which kept the API server from creating the pods.
 
 RETRY_SECONDS = 1.0
-"""Whoever may not write now asks again after so long, with what has become of it meanwhile."""
+"""Wait before a rejected progress write is tried again, then with the newest progress."""
 
 
 class StatusWriteLimiter:
-    """Allows so many writes a second, and a burst after a pause.
-
-    Of all jobs together.
-    """
+    """Limits the status writes of all jobs together: a rate, plus a burst after a pause (token bucket)."""
 
     def __init__(self, per_second: float = 30.0, burst: int = 60) -> None:
         self._per_second, self._burst = per_second, float(burst)
         self._left, self._counted_at = float(burst), float("-inf")
 
     def wait_seconds(self, now: float) -> float:
-        """Returns 0 if one may write now, else the wait.
+        """Returns 0 if a status may be written now, and counts that write; else the seconds to wait.
 
         Args:
-            now: Seconds of a clock that only grows.
+            now: Seconds of a monotonic clock.
         """
         self._left = min(self._burst, self._left + max(0.0, now - self._counted_at) * self._per_second)
         self._counted_at = now
@@ -107,81 +108,90 @@ class StatusWriteLimiter:
 # ---- build snapshot --------------------------------------------------------------------------------------------------
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
-"""What a new worker must be told."""
+"""Builds the environment variables and secrets of a new worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
+    """The services and settings that one job's reconciler uses."""
+
     platform: Platform
+    """Shows and changes the job, its workers and their nodes."""
     channel: AgentChannel
+    """Connections to the job's agents."""
     memory: JobMemoryServers
+    """The job's view of its memory servers."""
     environment: Environment
     settings: OperatorSettings
     clock: Callable[[], float]
-    """Unix seconds, which only grow: no step of the wall clock moves them."""
+    """Unix seconds that never decrease: steps of the wall clock do not move them."""
     generation_token: Callable[[int], str]
-    """The secret of an epoch: the same from every leader, and in no status."""
+    """Returns the secret of a generation: the same on every leader, and never stored in the status."""
     turns: ReconcileLimiter = field(default_factory=ReconcileLimiter)
-    """How many jobs reconcile at one moment; all that share an event loop share it."""
+    """Limits concurrent reconciles; shared by all jobs of one event loop."""
     pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
-    """How often progress alone is written, of all jobs that share it."""
+    """Limits writes that only report progress; shared by the same jobs."""
 
 
 async def build_snapshot(
-    dependencies: Dependencies, shown: PlatformSnapshot, term_seconds: float, calls: PendingCalls
+    dependencies: Dependencies, observed: PlatformSnapshot, term_seconds: float, calls: PendingCalls
 ) -> JobSnapshot:
-    """Builds the snapshot that the round's plan is made from.
+    """Builds the snapshot that one plan is made from.
 
-    Everything known now, as one value. `shown` was looked up just before; the calls are what it may not show yet.
+    Args:
+        dependencies: The job's connections and memory servers.
+        shown: What the platform observed just before.
+        term_seconds: When this leader took the job over, in Unix seconds.
+        calls: Calls whose effect the platform may not show yet.
     """
-    orders = dependencies.channel.sessions.orders
-    listed = (*(orders.persistent.entries or ()), *(orders.source_listing.entries or ()))
-    layouts = {**orders.source_layouts, **orders.layouts}
-    holders = dependencies.memory.observed_servers()
-    covers = await dependencies.memory.covers(listed, layouts, holders)
+    requests = dependencies.channel.sessions.orders
+    listed_checkpoints = (*(requests.persistent.entries or ()), *(requests.source_listing.entries or ()))
+    layouts = {**requests.source_layouts, **requests.layouts}
+    servers = dependencies.memory.observed_servers()
+    covers = await dependencies.memory.covers(listed_checkpoints, layouts, servers)
     sessions = dependencies.channel.sessions
     now = dependencies.clock()
     return JobSnapshot(
         now_seconds=now,
         term_seconds=term_seconds,
-        job=shown.job,
+        job=observed.job,
         status=clamp_future_times(
-            status_without_rejection(shown.status), now, shown.job.spec.failure_policy.eval_period_seconds
+            status_without_rejection(observed.status), now, observed.job.spec.failure_policy.eval_period_seconds
         ),
-        workers=shown.workers,
-        nodes=shown.nodes,
+        workers=observed.workers,
+        nodes=observed.nodes,
         sessions=sessions_seen(sessions),
         retry_later_seconds=sessions.turned_away_seconds,
-        servers=holders,
+        servers=servers,
         persistent=sessions.orders.persistent,
-        source_listing=orders.source_listing,  # as `covers` knows it: what came meanwhile comes with the next snapshot
+        source_listing=requests.source_listing,  # the version that `covers` was computed from, not a newer one
         barrier=sessions.orders.barrier,
         covers=covers,
         uploaded=sessions.orders.uploaded,
         failed_uploads=sessions.orders.failed_uploads,
         unreadable=sessions.orders.unreadable,
-        upload_seconds=promotion_seconds(orders, shown.status.last_uploaded),
-        refused_records=(*dependencies.memory.refused, *orders.refused),
+        upload_seconds=promotion_seconds(requests, observed.status.last_uploaded),
+        refused_records=(*dependencies.memory.refused, *requests.refused),
         memory_cleared=dependencies.memory.cleaned,
-        purges=shown.purges,
+        purges=observed.purges,
         purge_call=calls.purge,
-        spec_rejection=shown.rejection,
-        free_nodes=shown.free_nodes,
+        spec_rejection=observed.rejection,
+        free_nodes=observed.free_nodes,
         creates=calls.creates,
         deletions=calls.deletions,
-        pod_groups=shown.pod_groups,
-        refused_calls=shown.refused_calls,
+        pod_groups=observed.pod_groups,
+        refused_calls=observed.refused_calls,
         group_calls=calls.groups,
     )
 
 
-def ranks_of(shown: PlatformSnapshot, status: JobStatus) -> int:
-    """Counts the ranks that the job runs or ran: they bound its records, whatever its spec asks for."""
-    placed = len({worker.index for worker in shown.workers if worker.node is not None})
-    return max(placed * shown.job.spec.nproc_per_node, *(entry.world_size for entry in status.lineage), 0)
+def ranks_of(observed: PlatformSnapshot, status: JobStatus) -> int:
+    """Returns how many ranks the job runs or ran at most, which bounds its records whatever its spec requests."""
+    placed_count = len({worker.index for worker in observed.workers if worker.node is not None})
+    return max(placed_count * observed.job.spec.nproc_per_node, *(entry.world_size for entry in status.lineage), 0)
 
 
 def worker_ids(workers: Iterable[ObservedWorker], creates: Iterable[PendingCreate]) -> frozenset[WorkerId]:
-    """Identifies workers that are there, or may be by now."""
-    there = frozenset(WorkerId(worker.index, worker.attempt) for worker in workers)
-    return there | {WorkerId(create.index, create.attempt) for create in creates if create.in_progress}
+    """Returns the ids of the workers that exist, or may exist by now because a create is in progress."""
+    existing_ids = frozenset(WorkerId(worker.index, worker.attempt) for worker in workers)
+    return existing_ids | {WorkerId(create.index, create.attempt) for create in creates if create.in_progress}

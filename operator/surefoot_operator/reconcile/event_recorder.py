@@ -1,8 +1,8 @@
 """Records Kubernetes events in the background, with a rate limit.
 
-Each event is a call to the API server, one after another: within a round they would hold up the next plan, and agents
-may send notices of any text as fast as they like. Owned by the reconciler. Everything is logged, whatever becomes of
-it.
+Owned by the reconciler. Each event costs a call to the API server, so recording events within a reconcile would delay
+the next plan. Agents may also send notices of any text as fast as they like. Every event is logged, even if it is not
+recorded.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ log = logging.getLogger(__name__)
 
 MINUTE_SECONDS = 60.0
 MAX_EVENTS_OF_PLANS = 120
+"""Events that plans may record within any minute."""
 MAX_EVENTS_OF_AGENTS = 20
-"""Within a minute, of what plans and of what agents say."""
+"""Events that agents' notices may record within any minute."""
 _AT_ONCE = 16
+"""Events that one call to `Record` gets."""
 _FLUSH_SECONDS = 2.0
+"""How long to wait for queued events before a job's reconciler stops or lets the job be deleted."""
 
 QUIET_SECONDS = 60.0
+"""An identical failure of a tier is reported again after this long."""
 MAX_REPORTED = 3
-"""Events within that time. A tier that is gone fails for every rank of the world, and one of them says why."""
+"""Different failures reported within that time: when a tier is down it fails for every rank, and one report is
+enough."""
 
 Record = Callable[[Sequence[Event]], Awaitable[None]]
+"""Writes events to the API server; raises PlatformError if it rejects them."""
 
 
 class EventBudget:
-    """Limits events within any minute and reports how many were left out.
-
-    So many within any minute. Says how many were left out, once there is room again.
-    """
+    """Limits events within any minute, and adds an event that counts those left out."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -45,32 +48,34 @@ class EventBudget:
         self._left_out = 0
 
     def allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
-        """Selects the events that may be told now.
+        """Returns the events that may be recorded now, the count of suppressed ones first.
 
-        `now` is of a clock that never goes back.
+        Args:
+            events: New events in order.
+            now: Seconds of a monotonic clock.
         """
         while self._recent_times and now - self._recent_times[0] >= MINUTE_SECONDS:
             self._recent_times.popleft()
-        allowed: list[Event] = []
+        allowed_events: list[Event] = []
         for event in events:
             if len(self._recent_times) >= self._most:
                 self._left_out += 1
                 metrics.events_suppressed.inc()
                 continue
             if self._left_out:
-                text = f"{self._left_out} events before this one stand in the operator's log only: too many in a minute"
-                allowed.append(Event(reasons.EVENTS_SUPPRESSED, text, warning=True))
+                text = f"{self._left_out} earlier events are only in the operator's log: too many in a minute"
+                allowed_events.append(Event(reasons.EVENTS_SUPPRESSED, text, warning=True))
                 self._recent_times.append(now)
                 self._left_out = 0
-            allowed.append(event)
+            allowed_events.append(event)
             self._recent_times.append(now)
-        return tuple(allowed)
+        return tuple(allowed_events)
 
 
 class EventRecorder:
     """Records one job's events in the background.
 
-    One job's. `say`, and `close` once; `flush` where what comes next ends the job.
+    Call `flush` before a step that ends the job, and `close` once at the end.
     """
 
     def __init__(self, record: Record, clock: Callable[[], float]) -> None:
@@ -80,7 +85,7 @@ class EventRecorder:
         self._task: asyncio.Task[None] | None = None
 
     def record(self, events: Iterable[Event], of_agents: bool = False) -> None:
-        """Logs them all, and has those told that are not too many."""
+        """Logs all events, and queues those within the rate limit to be recorded."""
         events = tuple(events)
         for event in events:
             log.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
@@ -91,11 +96,12 @@ class EventRecorder:
             self._task.add_done_callback(self._ended)
 
     async def flush(self) -> None:
-        """Waits until what was said is told, a little while."""
+        """Waits until queued events are recorded, for at most 2 s."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_FLUSH_SECONDS)
 
     async def close(self) -> None:
+        """Flushes, then cancels recording if events are still queued."""
         await self.flush()
         if self._task is not None:
             self._task.cancel()
@@ -103,33 +109,37 @@ class EventRecorder:
 
     async def _send_events(self) -> None:
         while self._waiting:
-            some = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
             try:
-                await self._record(some)
+                await self._record(batch)
             except PlatformError as error:
                 metrics.reconcile_failures.labels("events").inc()
-                log.warning("could not record %d events, they are in this log only: %s", len(some), error)
+                log.warning("cannot record %d events, they are in this log only: %s", len(batch), error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             metrics.reconcile_failures.labels("events").inc()
-            log.error("recording events failed: %s", error, exc_info=error)
+            log.error("recording events failed; queued events are in this log only: %s", error, exc_info=error)
 
 
 class TierFailureEvents:
     """Turns agents' tier failures into events of one job.
 
-    Each when it begins, and once a minute while it lasts. Whoever failed is asked again within seconds: without this a
-    tier that is away fills the events of a job.
+    A failure is reported when it starts and once a minute while it lasts. Failed requests are retried within seconds,
+    so without this limit a tier that is down would flood the job's events.
     """
 
     def __init__(self) -> None:
         self._reported: dict[str, float] = {}
 
     def events(self, sentences: Iterable[str], now: float) -> tuple[Event, ...]:
-        """Those that are news."""
-        self._reported = {sentence: at for sentence, at in self._reported.items() if now - at < QUIET_SECONDS}
+        """Returns events for the failures that were not reported within the last minute; `now` is in seconds."""
+        self._reported = {
+            sentence: reported_seconds
+            for sentence, reported_seconds in self._reported.items()
+            if now - reported_seconds < QUIET_SECONDS
+        }
         events = []
         for sentence in sentences:
             if sentence in self._reported or len(self._reported) >= MAX_REPORTED:

@@ -1,7 +1,7 @@
-"""Exports the metrics of each job, read from its last reconcile when Prometheus scrapes.
+"""Exports the metrics of each job. Prometheus scrapes read the job's last reconcile.
 
-A metric is declared here, and its series are yielded by `JobMetrics.series`; docs/operations.md says what it means.
-Nothing is kept a series, so nothing has to be removed: a job that ends, or that another replica leads, is not read.
+Metrics are declared here, and `JobMetrics.series` yields their series; docs/operations.md describes them. No series
+outlives its job: when a job ends or another replica takes it over, it is not read, so nothing has to be removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 Labels = tuple[str, ...]
 _Durations: TypeAlias = tuple[float, ...]
-"""Of a histogram's series: the sum of its seconds, then the count in each bucket."""
+"""Values of a histogram series: the sum of its seconds, then the count in each bucket."""
 
 _PHASES = get_args(Phase)
 _SERVER_STATES = ("Ready", "Unreachable", "Gone")
@@ -56,7 +56,7 @@ _NO_DURATIONS: _Durations = (0.0,) * (len(_BOUNDS) + 1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobFamily:
-    """One metric that each job has."""
+    """Declares one metric that every job exports."""
 
     name: str
     text: str
@@ -81,65 +81,67 @@ def _declare(name: str, text: str, kind: Literal["gauge", "counter", "histogram"
 
 
 phase = _gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "phase")
-world_size = _gauge("surefoot_world_size", "Ranks in the committed world.")
-job_epoch = _gauge("surefoot_job_generation", "Epoch of the world, claimed or committed.")
-job_step = _gauge("surefoot_job_step", "Highest step that any rank of the world has finished.")
-data_passes = _gauge("surefoot_job_data_epochs", "Passes over the data, the share of the present one included.")
+world_size = _gauge("surefoot_world_size", "Ranks in the committed generation.")
+job_generation = _gauge("surefoot_job_generation", "Current generation, claimed or committed.")
+job_step = _gauge("surefoot_job_step", "Highest step that any rank of the current generation has finished.")
+data_epochs = _gauge("surefoot_job_data_epochs", "Passes over the data so far, including the part of the current one.")
 samples_per_second = _gauge(
-    "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells."
+    "surefoot_job_samples_per_second", "Samples a second over the last steps; NaN if the data does not report them."
 )
-agents_connected = _gauge("surefoot_agents_connected", "Agents of the job whose line is open.")
-holders = _gauge("surefoot_memory_servers", "Memory-tier instances as the job finds them.", "state")
-protected = _gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.")
+agents_connected = _gauge("surefoot_agents_connected", "Agents of the job that are connected to the operator.")
+memory_servers = _gauge("surefoot_memory_servers", "Memory servers as the job observes them.", "state")
+protected = _gauge("surefoot_checkpoint_protected", "1 while a failure now would leave a checkpoint to restore.")
 copies = _gauge(
-    "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks."
+    "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the minimum over its ranks."
 )
 memory_needed = _gauge(
-    "surefoot_memory_needed_bytes", "What a node's holder must take of the job's checkpoints.", "node"
+    "surefoot_memory_needed_bytes", "Bytes of the job's checkpoints that a node's memory server must store.", "node"
 )
 memory_available = _gauge(
-    "surefoot_memory_available_bytes", "What a node's holder may take of the job's checkpoints.", "node"
+    "surefoot_memory_available_bytes", "Bytes of the job's checkpoints that a node's memory server may store.", "node"
 )
 complete_step = _gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", "tier")
-complete_at = _gauge(
+complete_seconds = _gauge(
     "surefoot_checkpoint_complete_timestamp_seconds",
-    "When the newest complete checkpoint was first seen to be complete.",
+    "When the newest complete checkpoint was first observed to be complete.",
     "tier",
 )
 interval_steps = _gauge(
-    "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, asked for or chosen.", "tier"
+    "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, requested or chosen.", "tier"
 )
 interval_input_seconds = _gauge(
     "surefoot_checkpoint_interval_input_seconds",
-    "What the interval of a tier was chosen from (input: wanted, step, cost, drain, incident).",
+    "Values that the interval of a tier was chosen from (input: target, step, cost, flush, mtbf).",
     "tier",
     "input",
 )
-memory_loss_odds = _gauge(
+memory_loss_probability = _gauge(
     "surefoot_checkpoint_memory_loss_probability", "Estimated share of incidents that take every copy in memory."
 )
 incomplete = _counter(
     "surefoot_incomplete_checkpoints_total",
-    "Checkpoints that a rank never saved its part of, so that the other parts were dropped.",
+    "Checkpoints that were dropped because one rank never saved its part.",
 )
-promotions_abandoned = _counter(
+uploads_abandoned = _counter(
     "surefoot_uploads_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one."
 )
-rollbacks = _counter("surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.")
+rollbacks = _counter(
+    "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or because a user requested it."
+)
 straggler_slowdown_ratio = _gauge(
     "surefoot_straggler_slowdown_ratio",
     "How many times as long as its peers the worst straggler works; 1: no rank is persistently slower.",
 )
-good_step = _gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is proven to be good.")
-incidents = _counter("surefoot_incidents_total", "Failures and planned changes that a new world answered.", "kind")
-incident_at = _gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", "kind")
+good_step = _gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is known good.")
+incidents = _counter("surefoot_incidents_total", "Failures and planned changes that led to a new generation.", "kind")
+incident_seconds = _gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", "kind")
 recovery_seconds = _declare(
     "surefoot_recovery_duration_seconds",
     "From the first sign of a failure to the end of each phase of its recovery.",
     "histogram",
     ("phase",),
 )
-restarts = _counter("surefoot_restarts_total", "Changes of the world after a failure.", "cause")
+restarts = _counter("surefoot_restarts_total", "New generations after a failure.", "cause")
 lost_steps = _counter("surefoot_lost_steps_total", "Steps that had to be run again.")
 time_seconds = _gauge(
     "surefoot_job_time_seconds",
@@ -153,16 +155,16 @@ goodput_ratio = _gauge(
 _Key: TypeAlias = tuple[JobFamily, Labels]
 _Series: TypeAlias = tuple[JobFamily, Labels, float | _Durations]
 
-# a rate sees the first of anything only if the series was there before it
+# Start counters at 0: `rate()` misses the first increment of a series that did not exist before.
 _COUNTERS_AT_ZERO: dict[_Key, float] = {
-    **{(family, ()): 0.0 for family in (lost_steps, promotions_abandoned, incomplete, rollbacks)},
+    **{(family, ()): 0.0 for family in (lost_steps, uploads_abandoned, incomplete, rollbacks)},
     **{(family, (kind,)): 0.0 for family in (incidents, restarts) for kind in _KINDS},
 }
 _DURATIONS_AT_ZERO: dict[str, _Durations] = dict.fromkeys(_RECOVERY, _NO_DURATIONS)
 
 
 class JobMetrics:
-    """What one job shows: its last reconcile, and what was counted since it is looked after here."""
+    """Metrics of one job: its last reconcile, and counts since this replica leads it."""
 
     def __init__(self) -> None:
         self._last: tuple[JobSnapshot, JobStatus] | None = None
@@ -170,86 +172,88 @@ class JobMetrics:
         self._durations: dict[str, _Durations] = {}
         self._incident_seconds: dict[str, float] = {}
         self._newest: dict[str, tuple[Checkpoint, float]] = {}
-        """Tier -> its newest complete checkpoint, and when it was first seen to be complete."""
+        """By tier: its newest complete checkpoint, and when it was first observed to be complete."""
         self._copies: int | None = None
+        """Copies of the newest complete checkpoint, the minimum over its ranks; None: not known yet."""
         self._shares: tuple[MemoryServerBudget, ...] = ()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
-    def update_gauges(self, seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan | None) -> None:
-        """Shows this reconcile from now on."""
+    def update_gauges(self, snapshot: JobSnapshot, status: JobStatus, maintenance: MaintenancePlan | None) -> None:
+        """Exports this reconcile from now on; `maintenance` is None if none was planned."""
         self._begin_counters(status)
-        if kept is not None:
-            self._copies = kept.copies if _has_committed(status) else self._copies
-            self._shares = kept.shares or self._shares
-            self._count(promotions_abandoned, sum(e.reason == reasons.UPLOAD_ABANDONED for e in kept.events))
-            unrecoverable = frozenset(h.checkpoint for h in kept.unrecoverable)
+        if maintenance is not None:
+            self._copies = maintenance.copies if _has_committed(status) else self._copies
+            self._shares = maintenance.shares or self._shares
+            self._count(uploads_abandoned, sum(e.reason == reasons.UPLOAD_ABANDONED for e in maintenance.events))
+            unrecoverable = frozenset(h.checkpoint for h in maintenance.unrecoverable)
             self._count(incomplete, len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
         for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.last_uploaded)):
             if checkpoint is not None and (tier not in self._newest or self._newest[tier][0] != checkpoint):
-                self._newest[tier] = checkpoint, seen.now_seconds
-        self._last = seen, status
-        job_collector.show(seen.job, self)
+                self._newest[tier] = checkpoint, snapshot.now_seconds
+        self._last = snapshot, status
+        job_collector.show(snapshot.job, self)
 
     def count_changes(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
-        """Counts what is new in a status that was just written."""
+        """Counts the incidents, restarts and rollbacks that a status just written adds."""
         self._begin_counters(new)
         if new.restarts > old.restarts and new.incidents:
             self._count(restarts, new.restarts - old.restarts, new.incidents[-1].kind)
         self._count(rollbacks, new.rollback_count - old.rollback_count)
-        answered = {_name(i) for i in old.incidents if i.committed_seconds is not None}
-        over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
+        committed_before = {_name(i) for i in old.incidents if i.committed_seconds is not None}
+        recovered_before = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
         for incident in new.incidents:
-            # counted once it is answered: until then its kind may still turn out to be another
-            if incident.committed_seconds is not None and _name(incident) not in answered:
+            # Count an incident when it is committed: before that, its kind may still change.
+            if incident.committed_seconds is not None and _name(incident) not in committed_before:
                 self._count(incidents, 1, incident.kind)
                 self._incident_seconds[incident.kind] = incident.detected_seconds
-            if incident.first_step_seconds is not None and _name(incident) not in over:
+            if incident.first_step_seconds is not None and _name(incident) not in recovered_before:
                 self._count_recovery(incident)
         job_collector.show(job, self)
 
     def forget(self) -> None:
-        """The job is not looked after here any more."""
+        """Ends the export: the job ended or this replica no longer leads it."""
         job_collector.forget(self)
 
     def series(self) -> Iterator[_Series]:
-        """Yields what the job shows now. Prometheus asks in a thread of its own: `copy` of a dictionary is one step."""
+        """Yields the job's current series."""
+        # Scrapes run in another thread. Copying a dictionary is atomic, iterating over it is not.
         for (family, labels), count in self._counts.copy().items():
             yield family, labels, count
         for recovery_phase, durations in self._durations.copy().items():
             yield recovery_seconds, (recovery_phase,), durations
         for kind, detected_seconds in self._incident_seconds.copy().items():
-            yield incident_at, (kind,), detected_seconds
+            yield incident_seconds, (kind,), detected_seconds
         if self._last is not None:
-            seen, status = self._last
-            yield from self._series_while_it_exists(seen, status)
+            snapshot, status = self._last
+            yield from self._series_while_it_exists(snapshot, status)
             if not _is_over(status):
-                yield from self._series_until_it_ends(seen, status)
+                yield from self._series_until_it_ends(snapshot, status)
 
-    def _series_while_it_exists(self, seen: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
-        world = status.membership
-        for name in _PHASES if world is not None or self._durations else (status.phase,):
+    def _series_while_it_exists(self, snapshot: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
+        membership = status.membership
+        for name in _PHASES if membership is not None or self._durations else (status.phase,):
             yield phase, (name,), status.phase == name
-        yield world_size, (), world.world_size if world is not None and _has_committed(status) else 0
-        epoch = world.generation if world is not None else 0
-        yield job_epoch, (), epoch
-        # 0 is what a rank has told that made no step in this world yet: the job is where it was
-        steps = [s.progress.step for s in seen.sessions if s.generation == epoch and s.progress.step]
+        yield world_size, (), membership.world_size if membership is not None and _has_committed(status) else 0
+        generation = membership.generation if membership is not None else 0
+        yield job_generation, (), generation
+        # Ranks report step 0 until their first step of this generation: the job is still where it was.
+        steps = [s.progress.step for s in snapshot.sessions if s.generation == generation and s.progress.step]
         yield job_step, (), max(steps, default=status.step)
-        goodput_now = goodput(seconds_spent(status.time_spent, seen.now_seconds))
+        goodput_now = goodput(seconds_spent(status.time_spent, snapshot.now_seconds))
         if goodput_now is not None:
             yield goodput_ratio, (), goodput_now
 
-    def _series_until_it_ends(self, seen: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
-        for category, seconds in seconds_spent(status.time_spent, seen.now_seconds).items():
+    def _series_until_it_ends(self, snapshot: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
+        for category, seconds in seconds_spent(status.time_spent, snapshot.now_seconds).items():
             if seconds:
                 yield time_seconds, (category,), seconds
         if status.data is not None:
-            yield data_passes, (), status.data.epochs
+            yield data_epochs, (), status.data.epochs
             yield samples_per_second, (), status.data.samples_per_second or math.nan
-        yield agents_connected, (), sum(s.connected for s in seen.sessions)
+        yield agents_connected, (), sum(s.connected for s in snapshot.sessions)
         for state in _SERVER_STATES:
-            yield holders, (state,), sum(h.state == state for h in seen.servers)
+            yield memory_servers, (state,), sum(h.state == state for h in snapshot.servers)
         yield (
             protected,
             (),
@@ -260,18 +264,18 @@ class JobMetrics:
         for family, bytes_by_node in zip((memory_needed, memory_available), _memory_by_node(self._shares), strict=True):
             for node, node_bytes in bytes_by_node.items():
                 yield family, (node,), node_bytes
-        for tier, (checkpoint, complete_seconds) in self._newest.copy().items():
+        for tier, (checkpoint, at_seconds) in self._newest.copy().items():
             yield complete_step, (tier,), checkpoint.step
-            yield complete_at, (tier,), complete_seconds
-        yield from _interval_series(seen.job, status)
+            yield complete_seconds, (tier,), at_seconds
+        yield from _interval_series(snapshot.job, status)
         if _has_committed(status):
-            worst = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
-            yield straggler_slowdown_ratio, (), worst
+            worst_ratio = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
+            yield straggler_slowdown_ratio, (), worst_ratio
         if status.last_good is not None:
             yield good_step, (), status.last_good.step
 
     def _begin_counters(self, status: JobStatus) -> None:
-        """A job that never had a world counts nothing: a thousand of them may wait for one."""
+        """Starts all counters at 0 once the job has trained: a thousand waiting jobs export no zeros."""
         if not self._durations and _may_count(status):
             self._counts, self._durations = _COUNTERS_AT_ZERO | self._counts, dict(_DURATIONS_AT_ZERO)
 
@@ -281,14 +285,14 @@ class JobMetrics:
             self._counts[family, labels] = self._counts.get((family, labels), 0.0) + amount
 
     def _count_recovery(self, incident: Incident) -> None:
-        moments = (
+        phase_ends = (
             incident.claimed_seconds,
             incident.stopped_seconds,
             incident.fenced_seconds,
             incident.committed_seconds,
             incident.first_step_seconds,
         )
-        for recovery_phase, at_seconds in zip(_RECOVERY, moments, strict=True):
+        for recovery_phase, at_seconds in zip(_RECOVERY, phase_ends, strict=True):
             if at_seconds is not None:
                 seconds = max(0.0, at_seconds - incident.detected_seconds)
                 total, *counts = self._durations.get(recovery_phase, _NO_DURATIONS)
@@ -315,33 +319,33 @@ def _rendered(family: JobFamily, series: Iterable[tuple[Labels, float | _Duratio
 
 
 def _interval_series(job: TrainingJob, status: JobStatus) -> Iterator[_Series]:
-    """Steps as they are now; what a choice was made from only where the operator chose."""
+    """Yields each tier's current interval, and the inputs of the choice where the operator chose it."""
     policy = job.spec.checkpoint
-    fixed = policy.persistent.fixed_steps if policy.persistent is not None else None
-    for tier, chosen, asked_steps in (
+    fixed_steps = policy.persistent.fixed_steps if policy.persistent is not None else None
+    for tier, interval, requested_steps in (
         ("memory", status.memory_interval, policy.memory.base_steps),
-        ("persistent", status.persistent_interval, fixed),
+        ("persistent", status.persistent_interval, fixed_steps),
     ):
-        steps = chosen.steps if chosen is not None else asked_steps
+        steps = interval.steps if interval is not None else requested_steps
         if steps is not None:
             yield interval_steps, (tier,), steps
-        if chosen is None:
+        if interval is None:
             continue
         for name in ("target", "step", "cost", "flush", "mtbf"):
-            seconds = getattr(chosen, f"{name}_seconds")
+            seconds = getattr(interval, f"{name}_seconds")
             if seconds is not None:
                 yield interval_input_seconds, (tier, name), seconds
-        if chosen.memory_loss_probability is not None:
-            yield memory_loss_odds, (), chosen.memory_loss_probability
+        if interval.memory_loss_probability is not None:
+            yield memory_loss_probability, (), interval.memory_loss_probability
 
 
-def _memory_by_node(shares: Iterable[MemoryServerBudget]) -> tuple[Counter[str], Counter[str]]:
-    """Bytes that each node's servers must take, and may take."""
+def _memory_by_node(budgets: Iterable[MemoryServerBudget]) -> tuple[Counter[str], Counter[str]]:
+    """Sums the bytes that each node's servers must store, and may store."""
     needed, available = Counter[str](), Counter[str]()
-    for share in shares:
-        needed[share.node] += share.needed_bytes
-        if share.available_bytes is not None:
-            available[share.node] += share.available_bytes
+    for budget in budgets:
+        needed[budget.node] += budget.needed_bytes
+        if budget.available_bytes is not None:
+            available[budget.node] += budget.available_bytes
     return needed, available
 
 
@@ -354,7 +358,7 @@ def _has_committed(status: JobStatus) -> bool:
 
 
 def _may_count(status: JobStatus) -> bool:
-    """Whether a world of the job runs or ran, or something befell it before."""
+    """Returns whether the job has trained, or had an incident before it could."""
     committed = status.membership is not None and status.membership.state == "Committed"
     return committed or bool(status.lineage or status.incidents)
 
@@ -364,27 +368,28 @@ def _name(incident: Incident) -> tuple[int, float]:
 
 
 class JobCollector(Collector):
-    """Renders the series of every job that is looked after here, as prometheus-client collects them."""
+    """Renders the series of every job that this replica leads, for prometheus-client."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], JobMetrics] = {}
 
-    def show(self, job: TrainingJob, shown: JobMetrics) -> None:
-        self._jobs[job.namespace, job.name] = shown
+    def show(self, job: TrainingJob, job_metrics: JobMetrics) -> None:
+        """Exports the job's metrics; they replace those of an earlier job of the same name."""
+        self._jobs[job.namespace, job.name] = job_metrics
 
-    def forget(self, shown: JobMetrics) -> None:
-        """The job is not shown any more; a later one of its name is."""
-        for name in [name for name, other in self._jobs.items() if other is shown]:
+    def forget(self, job_metrics: JobMetrics) -> None:
+        """Ends the export of these metrics, unless a later job of the same name has replaced them."""
+        for name in [name for name, other in self._jobs.items() if other is job_metrics]:
             del self._jobs[name]
 
     def describe(self) -> Iterator[Metric]:
-        """Names the families, so that nothing else takes their names."""
+        """Declares the families without series, so that no other collector can register their names."""
         return (_rendered(family, ()) for family in FAMILIES)
 
     def collect(self) -> Iterator[Metric]:
         series: dict[JobFamily, list[tuple[Labels, float | _Durations]]] = {family: [] for family in FAMILIES}
-        for name, shown in self._jobs.copy().items():
-            for family, labels, value in shown.series():
+        for name, job_metrics in self._jobs.copy().items():
+            for family, labels, value in job_metrics.series():
                 series[family].append(((*name, *labels), value))
         for family in FAMILIES:
             yield _rendered(family, series.pop(family))

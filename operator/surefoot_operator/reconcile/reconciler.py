@@ -1,8 +1,8 @@
 """Runs the reconcile loop of one job.
 
-One instance a job, owned by `controller`. Level-triggered: nothing is remembered from one round to the next but the
-pin of a promotion, when things were last written, and what was told lately. The loop never ends by itself: an error
-is counted, logged and tried again with growing waits.
+There is one reconciler per job, owned by `controller`. It is level-triggered: each reconcile observes everything again.
+Only the pinned upload, the times of the last writes and the reports already made are kept in between. The loop never
+ends by itself: an error is counted, logged and retried with a growing backoff.
 """
 
 from __future__ import annotations
@@ -53,169 +53,183 @@ from surefoot_operator.rejected_calls import ApiCall
 log = logging.getLogger(__name__)
 
 
-# ---- log of a reconcile ----------------------------------------------------------------------------------------------
-# Logs what a job's rounds decide, each decision once. A round a second that decides the same would fill the log with
-# it.
+# ---- plan log --------------------------------------------------------------------------------------------------------
+# Logs each decision of a job once. A job that decides the same every second would otherwise fill the log.
 
 _MAX_LISTED = 32
-"""Actions that a line of the log names."""
+"""Actions that one log line lists."""
 
 
 class PlanLog:
-    """Remembers what was logged last, for one job."""
+    """Logs the plans of one job, without repeating itself."""
 
     def __init__(self) -> None:
         self._logged = self._logged_actions = ""
         self._without: tuple[int, int] | None = None
 
-    def log_changes(self, decided: Plan, kept: MaintenancePlan | None, status: JobStatus) -> None:
-        """Logs what differs from the last plan and maintenance."""
-        what, world = _join_actions(decided.actions), _describe_membership(status)
-        line = f"{decided.reason}{': ' if what else ''}{what}"
-        if line != self._logged:
-            self._logged = line
-            log.info("[%s] %s", world, line)
-        actions = _join_actions(kept.actions if kept is not None else ())
-        if actions != self._logged_actions:
-            self._logged_actions = actions
-            # drops come with every few saves; who looks for one asks for them
-            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
-            log.log(logging.DEBUG if routine else logging.INFO, "[%s] maintenance: %s", world, actions)
+    def log_changes(self, new_plan: Plan, maintenance: MaintenancePlan | None, status: JobStatus) -> None:
+        """Logs how the plan and its maintenance differ from those logged last."""
+        action_text, membership_text = _join_actions(new_plan.actions), _describe_membership(status)
+        plan_line = f"{new_plan.reason}{': ' if action_text else ''}{action_text}"
+        if plan_line != self._logged:
+            self._logged = plan_line
+            log.info("[%s] %s", membership_text, plan_line)
+        maintenance_text = _join_actions(maintenance.actions if maintenance is not None else ())
+        if maintenance_text != self._logged_actions:
+            self._logged_actions = maintenance_text
+            # Every few saves lead to drops: they are logged for debugging only.
+            only_drops = maintenance is None or all(isinstance(e, DropSaves) for e in maintenance.actions)
+            log.log(
+                logging.DEBUG if only_drops else logging.INFO, "[%s] maintenance: %s", membership_text, maintenance_text
+            )
 
-        for one in kept.unrecoverable if kept is not None else ():
-            if (one.checkpoint.generation, one.worker) != self._without:  # once, and not with each save that it misses
-                self._without = (one.checkpoint.generation, one.worker)
-                log.info("[%s] %s: the other ranks' saves of such checkpoints are dropped", world, one.reason)
+        for unrecoverable in maintenance.unrecoverable if maintenance is not None else ():
+            # Log it once a generation and worker, not for each checkpoint that the worker failed to save.
+            if (unrecoverable.checkpoint.generation, unrecoverable.worker) != self._without:
+                self._without = (unrecoverable.checkpoint.generation, unrecoverable.worker)
+                log.info(
+                    "[%s] %s: the other ranks' saves of such checkpoints are dropped",
+                    membership_text,
+                    unrecoverable.reason,
+                )
 
 
 def _join_actions(actions: Sequence[object]) -> str:
-    """The first few: a line that names two thousand is read by nobody, and takes longer than what it is about."""
-    more = len(actions) - _MAX_LISTED
-    return "; ".join((*map(str, actions[:_MAX_LISTED]), *((f"and {more} more",) if more > 0 else ())))
+    """Joins the first 32 actions: a line with two thousand is unreadable and slower than the actions themselves."""
+    unlisted_count = len(actions) - _MAX_LISTED
+    return "; ".join(
+        (*map(str, actions[:_MAX_LISTED]), *((f"and {unlisted_count} more",) if unlisted_count > 0 else ()))
+    )
 
 
 def _describe_membership(status: JobStatus) -> str:
-    world = status.membership
-    return "no world" if world is None else f"epoch {world.generation} {world.state.lower()}"
+    membership = status.membership
+    return "no membership" if membership is None else f"generation {membership.generation} {membership.state.lower()}"
 
 
 # ---- time between reconciles -----------------------------------------------------------------------------------------
-# Paces one job's rounds: what is gathered, how long it sleeps. Pure. Two thousand agents that stop one after another
-# would have the job planned for each few of them, and the plans would take the event loop from the very words that they
-# wait for. A thousand jobs that wait, looked at every two seconds in case something was missed, took a third of a core
-# to find nothing.
+# Decides how long to batch changes and how long to sleep between a job's reconciles. Pure. Two thousand agents that
+# stop one after another would otherwise have the job planned for every few of them, and the plans would keep the event
+# loop from reading the messages they wait for. A thousand idle jobs that were polled every two seconds for missed
+# changes used a third of a core for nothing.
 
 GATHERING_SECONDS = 0.005
-"""Several messages of one happening come within so long: they are answered by one plan."""
+"""Messages about one incident arrive within this time, and one plan answers all of them."""
 COSTS_GATHERED = 6.0
-"""While words keep coming they are gathered for so many times what a decision takes: it leaves the loop to them meanwhile."""
+"""While messages keep arriving they are batched for this many times the duration of a decision: the event loop reads
+them."""
 MAX_GATHERING_SECONDS = 0.15
-"""And no longer, whatever a decision takes: a busy machine makes it look dear."""
+"""Upper limit on batching: on a busy machine decisions take long, and recovery must not wait for that."""
 IDLE_POLL_SECONDS = 10.0
-"""A job that nobody speaks of is looked at this often: what is older than 15 s says nothing to whoever leaves a node."""
+"""An idle job is polled at least this often, because a safety judgement older than 15 s cannot permit an eviction."""
 EVENED = 0.4
-"""Share of such a sleep that is left to chance: a thousand that began together would be looked at together for all time, and
-whoever is spoken of meanwhile would wait behind them."""
+"""Share of an idle sleep that is random: jobs that started together would otherwise be polled together forever, and
+delay other jobs that have changes."""
 
 
 class ReconcilePacer:
-    """Remembers the last decision's cost and the looks that found nothing."""
+    """Remembers the duration of the last decision and the number of polls in a row that found nothing."""
 
     def __init__(self) -> None:
         self._decision_seconds = 0.0
         self._still = 0
 
     def record_cost(self, seconds: float) -> None:
-        """Takes note of how long the newest decision took."""
+        """Records how long the newest decision took."""
         self._decision_seconds = seconds
 
-    def record_idle_poll(self, heard: bool, still: bool) -> None:
-        """Counts the looks in a row that found nothing.
+    def record_idle_poll(self, woken: bool, still: bool) -> None:
+        """Counts the polls in a row that found nothing.
 
         Args:
-            heard: Somebody had said something since the last.
-            still: The look changed nothing and had nothing done.
+            woken: A change woke the loop, so this reconcile was no poll.
+            still: The reconcile changed no status and requested no action.
         """
-        self._still = 0 if heard or not still else self._still + 1
+        self._still = 0 if woken or not still else self._still + 1
 
     @property
     def gathering_seconds(self) -> float:
-        """How long words that keep coming are gathered."""
+        """How long to batch changes while they keep arriving."""
         return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MAX_GATHERING_SECONDS))
 
     def sleep_seconds(self, longest_seconds: float, chance: float) -> float:
-        """Returns how long to sleep if nothing is heard.
+        """Returns how long to sleep if no change wakes the loop.
 
-        `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS; the last of it as
-        `chance`, between 0 and 1, has it.
+        Args:
+            longest_seconds: The sleep while something happens; it doubles after each poll that found nothing, up to
+                `IDLE_POLL_SECONDS`.
+            chance: A random number between 0 and 1 that shortens an idle sleep.
         """
-        still = min(longest_seconds * 2.0 ** min(self._still, 10), IDLE_POLL_SECONDS)
-        return max(longest_seconds, still * (1.0 - EVENED * chance))
+        idle_seconds = min(longest_seconds * 2.0 ** min(self._still, 10), IDLE_POLL_SECONDS)
+        return max(longest_seconds, idle_seconds * (1.0 - EVENED * chance))
 
 
 # ---- ages of workers -------------------------------------------------------------------------------------------------
-# Measures worker ages by this operator's own clock.
+# Measures worker ages by this operator's own clock, because node and API server clocks may differ from it.
 
 
 class WorkerAges:
-    """Of one job's workers, since this operator first saw each."""
+    """Measures the ages of one job's workers since this operator first observed each."""
 
     def __init__(self) -> None:
         self._first_observed_seconds: dict[str, tuple[ObservedWorker, ObservedWorker]] | None = None
-        """By uid, a worker as it was shown last and with its age by this clock: the same again for the same."""
+        """By uid: a worker as last observed, and the same with the local creation time. None before the first call.
+        An unchanged worker yields the same object again."""
 
     def with_local_ages(self, workers: Sequence[ObservedWorker], now: float) -> tuple[ObservedWorker, ...]:
         """Returns the workers with creation times by this operator's clock.
 
-        The workers, made no later than they were seen. Those that came while we looked were made when they came.
+        A worker that appears after the first call was created now. Those of the first call keep the platform's time,
+        but not a time in the future.
         """
-        known, self._first_observed_seconds = self._first_observed_seconds, {}
-        found = []
+        previous, self._first_observed_seconds = self._first_observed_seconds, {}
+        aged_workers = []
         for worker in workers:
-            shown, aged = (known or {}).get(worker.uid, (None, None))
+            last_observed, aged = (previous or {}).get(worker.uid, (None, None))
             if aged is None:
-                created = now if known is not None else min(worker.created_seconds, now)
-                aged = replace(worker, created_seconds=created)
-            elif shown is not worker:
+                created_seconds = now if previous is not None else min(worker.created_seconds, now)
+                aged = replace(worker, created_seconds=created_seconds)
+            elif last_observed is not worker:
                 aged = replace(worker, created_seconds=aged.created_seconds)
             self._first_observed_seconds[worker.uid] = worker, aged
-            found.append(aged)
-        return tuple(found)
+            aged_workers.append(aged)
+        return tuple(aged_workers)
 
 
-# ---- parts of a snapshot that did not change -------------------------------------------------------------------------
-# Replaces equal parts of a snapshot by those of the last. `core.facts` keeps what it derived from a tuple for as long
-# as it gets that tuple: fabrics and monitors build a new one each time they are asked, of the same objects.
+# ---- reuse of unchanged parts ----------------------------------------------------------------------------------------
+# Replaces parts of a snapshot that equal those of the last one by the last objects. `core.facts` caches results for a
+# tuple by identity, but platforms and memory monitors build a new tuple of the same objects each time.
 
 
 class SnapshotReuse:
-    """Remembers nodes, workers and holders of one job's last snapshot."""
+    """Reuses the nodes, workers and memory servers of one job's last snapshot."""
 
     def __init__(self) -> None:
         self._workers: tuple[ObservedWorker, ...] = ()
         self._nodes: tuple[ObservedNode, ...] = ()
         self._servers: tuple[ObservedMemoryServer, ...] = ()
 
-    def of(self, seen: JobSnapshot) -> JobSnapshot:
-        """Returns the snapshot with equal parts replaced by the last ones."""
-        if seen.workers != self._workers:
-            self._workers = seen.workers
-        if seen.nodes != self._nodes:
-            self._nodes = seen.nodes
-        if seen.servers != self._servers:
-            self._servers = seen.servers
-        return replace(seen, workers=self._workers, nodes=self._nodes, servers=self._servers)
+    def of(self, snapshot: JobSnapshot) -> JobSnapshot:
+        """Returns the snapshot with parts that equal the last ones replaced by these."""
+        if snapshot.workers != self._workers:
+            self._workers = snapshot.workers
+        if snapshot.nodes != self._nodes:
+            self._nodes = snapshot.nodes
+        if snapshot.servers != self._servers:
+            self._servers = snapshot.servers
+        return replace(snapshot, workers=self._workers, nodes=self._nodes, servers=self._servers)
 
 
 # ---- reconciler ------------------------------------------------------------------------------------------------------
 
 _SUSPENDED_SECONDS = 0.25
+"""Wait before a replica that lost its lease tries again."""
 _NOTICE_CHARACTERS = 900
-"""Of what an agent wants people to hear; an event has 1024."""
+"""Longest part of an event that comes from an agent or an error; Kubernetes limits the event's message to 1024."""
 
 
 class Reconciler:
-    """Carries one job from spec to end."""
+    """Reconciles one job from its creation to its end."""
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
@@ -232,7 +246,7 @@ class Reconciler:
         self._round_log = PlanLog()
         self._pace = ReconcilePacer()
         self._woken_by_change = True
-        """Whether somebody said something before the round under way."""
+        """Whether a change, not a timer, started the current reconcile."""
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
         self._pending_deletions: Going = {}
@@ -244,30 +258,27 @@ class Reconciler:
         self._refusals_told: Mapping[ApiCall, float] = {}
         self._began: float | None = None
         self.safety: JobSafety | None = None
-        """Whether the job could spare a holder, as of the last round."""
+        """Whether the job could lose a memory server, as of the last reconcile; None before the first."""
         self._shown: PlatformSnapshot | None = None
-        """The job as it was observed last."""
+        """The last observation of the platform; None before the first."""
         self._last: tuple[JobSnapshot, JobStatus] | None = None
-        """What the last round observed, and decided."""
+        """Snapshot and resulting status of the last reconcile."""
         self._longest = dependencies.settings.max_sleep_seconds
 
     @property
     def round_seconds(self) -> float:
-        """How long the round under way takes already; 0 between two."""
+        """How long the current reconcile has been running; 0 between two."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def data_lost_with_node(self, node: str) -> str:
-        """Says what the job loses with a node; empty: nothing."""
+        """Describes the data that the job would lose with a node; empty: none."""
         if self._last is None:
-            known = self.safety
-            return "it was not reconciled yet" if known is None else "" if known.safe else known.reason
+            safety = self.safety
+            return "it was not reconciled yet" if safety is None else "" if safety.safe else safety.reason
         return data_lost_with_node(*self._last, node, self._dependencies.clock())
 
     def wake(self, urgent: bool = True) -> None:
-        """Wakes the loop: at once if urgent, else after a short delay.
-
-        Something changed. What is not urgent waits a little, for whatever else comes till then.
-        """
+        """Wakes the loop: at once if urgent, otherwise after a short delay that lets more changes arrive."""
         if urgent:
             self._wake.set()
         elif self._later is None:
@@ -275,8 +286,8 @@ class Reconciler:
             self._later = loop.call_later(self._dependencies.settings.notice_seconds, self._wake.set)
 
     async def run(self) -> None:
-        """Goes on until cancelled."""
-        watching = asyncio.create_task(self._watch(), name="fabric changes")
+        """Reconciles until cancelled."""
+        watch_task = asyncio.create_task(self._watch(), name="platform changes")
         failures = 0
         try:
             while True:
@@ -285,30 +296,30 @@ class Reconciler:
                     self._later.cancel()
                     self._later = None
                 try:
-                    pause = await self._in_turn()
+                    sleep_seconds = await self._in_turn()
                     failures = 0
                     self._tell_refusals()
                 except NotLeader:
                     await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
                     continue
-                except StatusConflict as moved:
-                    log.info("%s", moved)
-                    pause = self._backoff(failures := failures + 1)
-                except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
+                except StatusConflict as conflict:
+                    log.info("%s", conflict)
+                    sleep_seconds = self._backoff(failures := failures + 1)
+                except Exception as error:  # noqa: BLE001  an error of any kind must not end the job's loop
                     failures += 1
                     self._woken_by_change = True
                     self._report(error, failures)
                     self._tell_refusals()
                     await self._stop_by_name(error)
-                    pause = self._backoff(failures)
-                    await asyncio.sleep(pause)
+                    sleep_seconds = self._backoff(failures)
+                    await asyncio.sleep(sleep_seconds)
                     continue
-                await self._sleep(pause)
+                await self._sleep(sleep_seconds)
         finally:
-            # before anything is waited for: a scrape must not read a job that is not looked after here any more
+            # Before the first await, so that no scrape reads a job that this replica no longer leads.
             self._job_metrics.forget()
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            watch_task.cancel()
+            await asyncio.gather(watch_task, return_exceptions=True)
             if self._later is not None:
                 self._later.cancel()
             await self.recorder.close()
@@ -316,214 +327,246 @@ class Reconciler:
             await self._background.close()
 
     async def _in_turn(self) -> float:
-        """One round, measured; not while too many other jobs have theirs."""
+        """Reconciles once the limit on concurrent reconciles allows it, and measures the duration."""
         async with self._dependencies.turns:
-            began = self._began = time.perf_counter()
+            start_seconds = self._began = time.perf_counter()
             try:
                 return await self.reconcile()
             finally:
                 self._began = None
-                metrics.reconcile_seconds.observe(time.perf_counter() - began)
+                metrics.reconcile_seconds.observe(time.perf_counter() - start_seconds)
 
     async def reconcile(self) -> float:
-        """Runs one round of observe, plan and apply.
+        """Observes, plans and applies once.
 
         Returns:
-            Seconds until the next is due even if nothing changes.
+            Seconds until the next reconcile is due even if nothing changes.
 
         Raises:
-            WorldMoved: another leader wrote the status since it was observed.
-            FabricError: the fabric refused a write or an action; the next round asks again.
-            InvariantBroken: the plan breaks an invariant; nothing of it was written or applied.
+            StatusConflict: another leader wrote the status since it was observed.
+            PlatformError: the platform rejected a write or an action; the next reconcile requests it again.
+            InvariantViolation: the plan breaks an invariant; nothing of it was written or applied.
         """
         dependencies = self._dependencies
-        # Observe the job. One whose spec cannot be read gets no plan: its status says so, and an edit wakes the loop.
+        # Observe the job. One with an unreadable spec gets no plan: its status shows why, and an edit wakes the loop.
         try:
-            shown, calls = await self.calls.await_with_calls(dependencies.platform.observe())
-        except JobRejected as refusal:
-            return await self._reject(refusal)
-        except ViewRefused as refusal:
-            await self._say_unplanned(refusal)
+            observed, calls = await self.calls.await_with_calls(dependencies.platform.observe())
+        except JobRejected as rejection:
+            return await self._reject(rejection)
+        except ViewRefused as rejection:
+            await self._say_unplanned(rejection)
             raise
-        self._shown = shown
-        shown = replace(shown, workers=self._ages.with_local_ages(shown.workers, dependencies.clock()))
-        # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
-        dependencies.channel.set_expected_workers(worker_ids(shown.workers, calls.creates))
-        self._follow(shown, shown.status)
-        seen = self._steady.of(await build_snapshot(dependencies, shown, self._term_seconds, calls))
-        # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
-        began = time.thread_time()
-        decided = plan(seen)
-        check_plan(decided, seen)
-        moved = decided.status.membership != seen.status.membership
-        kept = None if moved else self._maintenance(seen, decided)
-        self._pace.record_cost(time.thread_time() - began)
-        status = decided.status if kept is None else kept.status
-        events = (*decided.events, *(kept.events if kept is not None else ()))
-        # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
-        later = await self._write(seen, status, bool(events), seen.status != status_without_rejection(shown.status))
-        if not later:
-            self._follow(shown, status)
-        idle = status == seen.status and not decided.actions and not (kept is not None and kept.actions)
+        self._shown = observed
+        observed = replace(observed, workers=self._ages.with_local_ages(observed.workers, dependencies.clock()))
+        # Admit agents of existing workers, and send servers and agents the stored status, as a new leader must.
+        dependencies.channel.set_expected_workers(worker_ids(observed.workers, calls.creates))
+        self._follow(observed, observed.status)
+        snapshot = self._steady.of(await build_snapshot(dependencies, observed, self._term_seconds, calls))
+        # Plan. Maintenance is planned on the new status, and only if the membership stays the same.
+        plan_start_seconds = time.thread_time()
+        new_plan = plan(snapshot)
+        check_plan(new_plan, snapshot)
+        membership_changed = new_plan.status.membership != snapshot.status.membership
+        maintenance = None if membership_changed else self._maintenance(snapshot, new_plan)
+        self._pace.record_cost(time.thread_time() - plan_start_seconds)
+        status = new_plan.status if maintenance is None else maintenance.status
+        events = (*new_plan.events, *(maintenance.events if maintenance is not None else ()))
+        # Write the status before applying anything: the new generation is the fence. Agents get it only once stored.
+        progress_wait_seconds = await self._write(
+            snapshot, status, bool(events), snapshot.status != status_without_rejection(observed.status)
+        )
+        if not progress_wait_seconds:
+            self._follow(observed, status)
+        idle = (
+            status == snapshot.status and not new_plan.actions and not (maintenance is not None and maintenance.actions)
+        )
         self._pace.record_idle_poll(self._woken_by_change, still=idle)
-        # Publish metrics, the log line and whether this job can spare a holder.
-        self._last = seen, status
-        self.safety = judge_job_safety(seen, status, kept)
-        self._job_metrics.update_gauges(seen, status, kept)
-        self._round_log.log_changes(decided, kept, seen.status)
-        # Record events first if the finalizer goes: the job may be gone right after, and this loop with it.
-        if SetFinalizer(False) in decided.actions:
+        # Publish the metrics, the log line and whether this job can lose a memory server.
+        self._last = snapshot, status
+        self.safety = judge_job_safety(snapshot, status, maintenance)
+        self._job_metrics.update_gauges(snapshot, status, maintenance)
+        self._round_log.log_changes(new_plan, maintenance, snapshot.status)
+        # Flush events before the finalizer is removed: the job, and this loop with it, may be deleted right after.
+        if SetFinalizer(False) in new_plan.actions:
             self.recorder.record(events)
             await self.recorder.flush()
             events = ()
-        # Apply the plan, then maintenance; then record events, agents' notices last.
-        after = replace(seen, status=status)
-        failed = await apply_plan(dependencies, self.calls, decided.actions, after)
-        if kept is not None:
-            self._maintain(kept, replace(after, uploads=decided.uploads))
+        # Apply the plan, then maintenance. Then record the events, agents' notices last.
+        new_snapshot = replace(snapshot, status=status)
+        errors = await apply_plan(dependencies, self.calls, new_plan.actions, new_snapshot)
+        if maintenance is not None:
+            self._maintain(maintenance, replace(new_snapshot, uploads=new_plan.uploads))
         self.recorder.record(events)
         self.recorder.record(self._notices(), of_agents=True)
-        if failed:
-            raise failed[0]
-        # Sleep until the soonest wake that plan, maintenance or a delayed progress write asked for.
-        wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
+        if errors:
+            raise errors[0]
+        # Sleep until the earliest time that the plan, the maintenance or a delayed progress write needs.
+        wakes = [
+            new_plan.wake_after_seconds,
+            maintenance.wake_after_seconds if maintenance is not None else None,
+            progress_wait_seconds or None,
+        ]
         return min([w for w in wakes if w is not None], default=math.inf)
 
-    async def _reject(self, refusal: JobRejected) -> float:
-        """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
-        dependencies, old = self._dependencies, refusal.status
-        self._last, self.safety = None, rejected_safety(old, dependencies.clock())
-        if refusal.being_deleted:
-            # what it would have deleted cannot be known: nobody is stuck with it
+    async def _reject(self, rejection: JobRejected) -> float:
+        """Leaves a job that cannot be run as it is, and reports why once; an edit wakes the loop."""
+        dependencies, old_status = self._dependencies, rejection.status
+        self._last, self.safety = None, rejected_safety(old_status, dependencies.clock())
+        if rejection.being_deleted:
+            # An unreadable spec does not show which data to delete, and must not block the job's deletion forever.
             await dependencies.platform.set_finalizer(False)
-        if old is not None:
-            status = status_with_rejection(old, refusal.reason, refusal.metadata_generation, dependencies.clock())
-            if status != old:
-                await dependencies.platform.patch_status(status, old)
-        if refusal.reason != self._rejection:
-            self._rejection = refusal.reason
-            self.recorder.record((Event(reasons.JOB_SPEC_REJECTED, refusal.reason, warning=True),))
+        if old_status is not None:
+            status = status_with_rejection(
+                old_status, rejection.reason, rejection.metadata_generation, dependencies.clock()
+            )
+            if status != old_status:
+                await dependencies.platform.patch_status(status, old_status)
+        if rejection.reason != self._rejection:
+            self._rejection = rejection.reason
+            self.recorder.record((Event(reasons.JOB_SPEC_REJECTED, rejection.reason, warning=True),))
         return dependencies.settings.rest_seconds
 
-    async def _say_unplanned(self, refusal: ViewRefused) -> None:
-        """A job whose surroundings may not be seen looks as if it ran, unless its status says so."""
-        dependencies, old = self._dependencies, refusal.status
-        if old is not None:
-            status = unplanned(old, dependencies.platform.refused_calls(), dependencies.clock())
-            if status != old:
-                await dependencies.platform.patch_status(status, old)
+    async def _say_unplanned(self, rejection: ViewRefused) -> None:
+        """Reports in the status that the job is not planned; without that, it would appear to run normally."""
+        dependencies, old_status = self._dependencies, rejection.status
+        if old_status is not None:
+            status = unplanned(old_status, dependencies.platform.refused_calls(), dependencies.clock())
+            if status != old_status:
+                await dependencies.platform.patch_status(status, old_status)
 
     def _tell_refusals(self) -> None:
-        """Events can mostly be recorded where the status cannot be written."""
-        refused = self._dependencies.platform.refused_calls()
-        news = refusal_events(refused, self._refusals_told, time.monotonic())
-        self._refusals_told = news.told
-        self.recorder.record(news.events)
+        """Records events about rejected API calls, which usually works even when the status cannot be written."""
+        refused_calls = self._dependencies.platform.refused_calls()
+        refusals = refusal_events(refused_calls, self._refusals_told, time.monotonic())
+        self._refusals_told = refusals.told
+        self.recorder.record(refusals.events)
 
     async def _stop_by_name(self, error: Exception) -> None:
-        """Says on the job itself that its records cannot be handled: the operator's log alone would name no culprit.
+        """Reports on the job itself that its records cannot be processed; the operator's log alone names no job.
 
-        Nothing of it is planned until a round succeeds; what trains goes on.
+        The job is not planned until a reconcile succeeds. Its training continues.
         """
         if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._shown is None:
             return
-        why = f"Surefoot cannot plan for this job: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
+        reason = f"Surefoot cannot plan this job: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
         status = self._shown.status
-        stopped = with_refused_records(status, (why,), self._dependencies.clock())
-        if stopped == status:
+        stopped_status = with_refused_records(status, (reason,), self._dependencies.clock())
+        if stopped_status == status:
             return
-        self.recorder.record((Event(reasons.RECORDS_REJECTED, why, warning=True),))
+        self.recorder.record((Event(reasons.RECORDS_REJECTED, reason, warning=True),))
         try:
-            await self._dependencies.platform.patch_status(stopped, status)
-        except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop
-            log.warning("the status could not be updated with `%s`: %s", why, refusal)
+            await self._dependencies.platform.patch_status(stopped_status, status)
+        except Exception as write_error:  # noqa: BLE001  memory may run out again, and nothing here may end the loop
+            log.warning("cannot write `%s` to the job's status: %s", reason, write_error)
 
-    async def _write(self, seen: JobSnapshot, status: JobStatus, must: bool, ahead: bool) -> float:
-        """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
+    async def _write(self, snapshot: JobSnapshot, status: JobStatus, must: bool, ahead: bool) -> float:
+        """Writes the status if it changed and the write is due.
 
-        `ahead`: what is stored has moments that a clock ahead of ours wrote; they must not be met again later.
+        Args:
+            snapshot: The snapshot that the status was planned from.
+            status: The new status.
+            must: Write at once, for example because events follow from it.
+            ahead: The stored status has times that a faster clock wrote; they must be replaced.
+
+        Returns:
+            0 if the status is stored; otherwise the seconds until this progress may be written.
         """
-        old = seen.status
-        self._settles_at(old, time.monotonic())  # from the first round on
-        if status == old and not must and not ahead:
+        stored_status = snapshot.status
+        # Fix the time at the first reconcile, even if nothing is written then.
+        self._settles_at(stored_status, time.monotonic())
+        if status == stored_status and not must and not ahead:
             return 0.0
-        if not must and not ahead and _is_progress_only(old, status) == old:
+        if not must and not ahead and _is_progress_only(stored_status, status) == stored_status:
             now = time.monotonic()
-            left = max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(old, now)) - now
-            if left > 0:
-                return left
-            if (wait := self._dependencies.pace.wait_seconds(now)) > 0:
-                return wait
-        if status != old or ahead:
-            await self._dependencies.platform.patch_status(update_contents(seen, status), old)
+            delay_seconds = (
+                max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(stored_status, now))
+                - now
+            )
+            if delay_seconds > 0:
+                return delay_seconds
+            if (wait_seconds := self._dependencies.pace.wait_seconds(now)) > 0:
+                return wait_seconds
+        if status != stored_status or ahead:
+            await self._dependencies.platform.patch_status(update_contents(snapshot, status), stored_status)
             self._written = time.monotonic()
-            self._job_metrics.count_changes(old, status, seen.job)
+            self._job_metrics.count_changes(stored_status, status, snapshot.job)
         return 0.0
 
-    def _settles_at(self, stored: JobStatus, now: float) -> float:
-        """When it is known again what a former leader knew, if there was one: its words are not changed for a moment."""
+    def _settles_at(self, stored_status: JobStatus, now: float) -> float:
+        """Returns when progress may be written: a new leader first waits until agents have reported to it again.
+
+        Until then it would overwrite the former leader's progress with less. Seconds of the monotonic clock.
+        """
         if self._progress_writes_from is None:
             self._progress_writes_from = now + (
-                self._dependencies.settings.progress_write_delay_seconds if stored.serial else 0.0
+                self._dependencies.settings.progress_write_delay_seconds if stored_status.serial else 0.0
             )
         return self._progress_writes_from
 
-    def _follow(self, shown: PlatformSnapshot, status: JobStatus) -> None:
-        """Brings the holders' monitors and the agents up to the status that is stored now."""
-        dependencies, resting = self._dependencies, is_idle(shown.job, status, shown.workers)
-        self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.max_sleep_seconds
+    def _follow(self, observed: PlatformSnapshot, status: JobStatus) -> None:
+        """Updates the memory servers' monitors and the agents to the stored status."""
+        dependencies, idle = self._dependencies, is_idle(observed.job, status, observed.workers)
+        self._longest = dependencies.settings.rest_seconds if idle else dependencies.settings.max_sleep_seconds
         if status.memory_cleared:
             dependencies.memory.pause(status)
         else:
-            size_limit_bytes = shown.job.spec.checkpoint.memory.size_limit_bytes
-            dependencies.memory.update(shown.servers, status, resting, size_limit_bytes, ranks_of(shown, status))
-        dependencies.channel.bound(ranks_of(shown, status))
-        epoch = status.membership.generation if status.membership is not None else 0
-        replicas = shown.job.spec.checkpoint.memory.replicas
-        usable = dependencies.memory.usable_servers(epoch)
-        token = dependencies.generation_token(epoch)
-        before = self._desired.scope if self._desired is not None else None
-        scope = scope_after(before, status, dependencies.memory.observed_servers)
-        topology = topology_of(shown.nodes, shown.job.uid)
-        self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope, topology)
+            size_limit_bytes = observed.job.spec.checkpoint.memory.size_limit_bytes
+            dependencies.memory.update(observed.servers, status, idle, size_limit_bytes, ranks_of(observed, status))
+        dependencies.channel.bound(ranks_of(observed, status))
+        generation = status.membership.generation if status.membership is not None else 0
+        replicas = observed.job.spec.checkpoint.memory.replicas
+        usable_servers = dependencies.memory.usable_servers(generation)
+        token = dependencies.generation_token(generation)
+        old_scope = self._desired.scope if self._desired is not None else None
+        scope = scope_after(old_scope, status, dependencies.memory.observed_servers)
+        topology = topology_of(observed.nodes, observed.job.uid)
+        self._desired = desired_state_after(self._desired, status, usable_servers, replicas, token, scope, topology)
         dependencies.channel.apply_state(self._desired)
 
-    def _maintenance(self, seen: JobSnapshot, decided: Plan) -> MaintenancePlan:
+    def _maintenance(self, snapshot: JobSnapshot, new_plan: Plan) -> MaintenancePlan:
         return plan_maintenance(
-            replace(seen, status=decided.status, uploads=decided.uploads), self._pinned, self._pending_deletions
+            replace(snapshot, status=new_plan.status, uploads=new_plan.uploads), self._pinned, self._pending_deletions
         )
 
-    def _maintain(self, kept: MaintenancePlan, seen: JobSnapshot) -> None:
-        dependencies, world = self._dependencies, seen.status.membership
-        self._pinned, self._pending_deletions, self._watermark = kept.pinned, kept.pending_deletions, kept.watermark
-        if world is None or (world.state != "Committed" and not seen.uploads):
+    def _maintain(self, maintenance: MaintenancePlan, snapshot: JobSnapshot) -> None:
+        dependencies, membership = self._dependencies, snapshot.status.membership
+        self._pinned, self._pending_deletions, self._watermark = (
+            maintenance.pinned,
+            maintenance.pending_deletions,
+            maintenance.watermark,
+        )
+        if membership is None or (membership.state != "Committed" and not snapshot.uploads):
             return
-        apply_maintenance(dependencies, kept.actions, seen, self._background)
-        if world.state != "Committed":
+        apply_maintenance(dependencies, maintenance.actions, snapshot, self._background)
+        if membership.state != "Committed":
             return
-        mark = (world.generation, kept.watermark) if kept.watermark is not None else None
-        if mark is not None and mark != self._marked:
-            epoch, checkpoint = mark
-            if self._background.start_once("watermark", lambda: dependencies.memory.set_watermark(checkpoint, epoch)):
-                self._marked = mark
+        watermark = (membership.generation, maintenance.watermark) if maintenance.watermark is not None else None
+        if watermark is not None and watermark != self._marked:
+            generation, checkpoint = watermark
+            if self._background.start_once(
+                "watermark", lambda: dependencies.memory.set_watermark(checkpoint, generation)
+            ):
+                self._marked = watermark
+        # Garbage-collect in the background what no index entry names, except saves that agents are copying now.
         if time.monotonic() - self._swept >= dependencies.settings.memory.gc_interval_seconds:
             self._swept = time.monotonic()
-            busy = repairing(dependencies.channel.sessions)
+            busy_saves = repairing(dependencies.channel.sessions)
             self._background.start_once(
-                "janitor", lambda: dependencies.memory.delete_uncommitted(self._watermark, busy, kept.steady)
+                "janitor",
+                lambda: dependencies.memory.delete_uncommitted(self._watermark, busy_saves, maintenance.steady),
             )
 
     def _notices(self) -> tuple[Event, ...]:
-        """What agents want people to hear, and what they could not do."""
+        """Returns events for agents' notices and for their tier failures."""
         sessions, now = self._dependencies.channel.take_snapshot()
         notices = tuple(
-            Event(shorten(n.reason), f"{worker}: {shorten(n.text, _NOTICE_CHARACTERS)}", warning=True)
-            for worker, n in sessions.notices
+            Event(shorten(notice.reason), f"{worker}: {shorten(notice.text, _NOTICE_CHARACTERS)}", warning=True)
+            for worker, notice in sessions.notices
         )
         return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
 
     async def _watch(self) -> None:
-        """The fabric's changes; a watch that breaks is begun anew."""
+        """Wakes the loop at each change of the platform, and restarts a watch that breaks."""
         failures = 0
         while True:
             try:
@@ -531,29 +574,27 @@ class Reconciler:
                     failures = 0
                     self.wake()
                 return
-            except Exception as error:  # noqa: BLE001  without a watch there still are the timers
+            except Exception as error:  # noqa: BLE001  without a watch the loop still runs on its timers
                 failures += 1
                 self._report(error, failures)
                 await asyncio.sleep(self._backoff(failures))
 
-    async def _sleep(self, pause: float) -> None:
-        longest = self._pace.sleep_seconds(self._longest, random.random())
+    async def _sleep(self, max_seconds: float) -> None:
+        poll_seconds = self._pace.sleep_seconds(self._longest, random.random())
         try:
-            async with asyncio.timeout(min(pause, longest)):
+            async with asyncio.timeout(min(max_seconds, poll_seconds)):
                 await self._wake.wait()
         except TimeoutError:
-            self._woken_by_change = (
-                False  # the plan asked to look again now, or it is looked whether something was missed
-            )
+            self._woken_by_change = False  # a timer ended: the plan's, or the poll for missed changes
             return
         self._woken_by_change = True
         await self._gather()
 
     async def _gather(self) -> None:
-        """Waits for what else is said, until nothing more is or it has taken long enough."""
+        """Batches further changes until none arrives, or for the pacer's limit."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._pace.gathering_seconds
-        while self._wake.is_set() and loop.time() < until:
+        deadline = loop.time() + self._pace.gathering_seconds
+        while self._wake.is_set() and loop.time() < deadline:
             self._wake.clear()
             await asyncio.sleep(GATHERING_SECONDS)
 
@@ -564,21 +605,21 @@ class Reconciler:
     def _report(error: Exception, failures: int) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
         if isinstance(error, PlatformError):
-            log.warning("%s; reconciling failed (%d in a row)", error, failures)
+            log.warning("%s; reconcile failed (%d in a row), it is retried", error, failures)
         elif isinstance(error, InvariantViolation):
-            log.error("%s; a plan breaks an invariant and is not applied (%d in a row)", error, failures)
+            log.error("%s; the plan breaks an invariant and is not applied (%d in a row)", error, failures)
         else:
-            log.exception("reconciling failed (%d in a row)", failures)
+            log.exception("reconcile failed (%d in a row), it is retried", failures)
 
 
 def _background_failed(name: str, error: BaseException) -> None:
-    """The next plan asks for it again, if it still matters."""
+    """Counts and logs the error; the next plan starts the call again if it is still needed."""
     metrics.reconcile_failures.labels(type(error).__name__).inc()
-    log.error("%s failed: %s", name, error, exc_info=error)
+    log.error("background task `%s` failed: %s", name, error, exc_info=error)
 
 
 def _is_progress_only(old: JobStatus, new: JobStatus) -> JobStatus:
-    """`new` without what only reports progress: that may be written a little later."""
+    """Returns `new` with the old progress: equal to `old` if nothing changed that must be written at once."""
     return replace(
         new,
         step=old.step,

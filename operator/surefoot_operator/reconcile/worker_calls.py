@@ -1,8 +1,8 @@
-"""Runs calls for workers and pod groups concurrently, with backoff.
+"""Runs calls for workers and pod groups in the background, each with its own backoff.
 
-Owned by `reconcile`. No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds,
-would otherwise keep the survivors of a failure from being sealed, read and assigned. What is refused is asked for
-again after a backoff of its own, and the plan sees both: what is under way, and what was refused with which words.
+Owned by `reconcile`. No reconcile waits for these calls. Otherwise a pod that a quota rejects, or a webhook that takes
+its full ten seconds, would delay fencing, reading and reassigning the workers that survived a failure. A rejected call
+may be repeated after its backoff. The plan gets both: the calls in progress, and the rejections with their messages.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ log = logging.getLogger(__name__)
 
 
 # ---- purge calls -----------------------------------------------------------------------------------------------------
-# Runs the calls that have a deleted job's persistent data deleted, one at a time. Counts what the fabric refused: an
-# attempt that never gets a pod must not be the first one for ever.
+# Runs the calls that create the pods which delete a deleted job's persistent data, one at a time. Rejections are
+# counted, so that the plan does not repeat an attempt forever that never gets a pod.
 
 
 class PurgeCalls:
-    """The calls of one job; `wake` has the loop plan again."""
+    """Runs one job's purge calls; after each, `wake` makes the reconciler plan again."""
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
         self._task: asyncio.Task[None] | None = None
         self.seen = PurgeCallSeen()
-        """How it stands now."""
+        """The current call and the outcome of earlier ones; the plan reads it."""
 
     def begin(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begins the call unless one is under way."""
+        """Starts the call, unless one is in progress."""
         if self._task is None:
             self.seen = replace(self.seen, under_way=True)
             self._task = asyncio.create_task(self._make(action, call), name=str(action))
 
     async def settled(self) -> None:
-        """Returns when no call is under way."""
+        """Waits until no call is in progress."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def close(self) -> None:
-        """Cancels a call under way and waits for its end."""
+        """Cancels the call in progress and waits for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -66,12 +66,12 @@ class PurgeCalls:
     async def _make(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await call()
-            made = max(action.attempt, self.seen.attempt)
-            self.seen = PurgeCallSeen(made, self._clock(), refusals=self.seen.refusals)
-        except Exception as error:  # whatever it was, the plan hears of it and decides
+            attempt = max(action.attempt, self.seen.attempt)
+            self.seen = PurgeCallSeen(attempt, self._clock(), refusals=self.seen.refusals)
+        except Exception as error:  # of any kind: the plan sees it in `seen` and decides
             metrics.reconcile_failures.labels(type(error).__name__).inc()
             log.warning(
-                "%s; %s was not carried out",
+                "%s; this call failed: `%s`; the next plan decides about a retry",
                 error,
                 action,
                 exc_info=None if isinstance(error, PlatformError) else error,
@@ -83,14 +83,14 @@ class PurgeCalls:
             self._wake()
 
     def _refused(self, attempt: int, error: Exception) -> PurgeCallSeen:
-        before, now = self.seen, self._clock()
+        previous, now = self.seen, self._clock()
         decided = isinstance(error, PlatformError) and error.decided and not error.busy
         return replace(
-            before,
+            previous,
             refusal=str(error) or type(error).__name__,
             refused_attempt=attempt,
-            refusals=before.refusals + decided,
-            since_seconds=before.since_seconds if before.refusal else now,
+            refusals=previous.refusals + decided,
+            since_seconds=previous.since_seconds if previous.refusal else now,
             last_seconds=now,
             closing=isinstance(error, PlatformError) and error.closing,
         )
@@ -99,45 +99,55 @@ class PurgeCalls:
 # ---- worker calls ----------------------------------------------------------------------------------------------------
 
 AT_ONCE = 32
-"""Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
+"""Calls to the platform in progress at once, so that one job's recovery does not flood the API server."""
 
 REJECTED = Backoff(1.0, 30.0)
-"""Wait before a call that was refused is made again."""
+"""Wait before a rejected call is repeated."""
 
 Call = Callable[[], Coroutine[Any, Any, None]]
 _Deleted = tuple[str, bool]
-"""A worker's uid, and whether it is deleted by force: force is another call, which need not wait for the gentle one."""
+"""Uid of a worker, and whether to force its deletion: a forced call does not wait for a graceful one in progress."""
 _Key = WorkerId | _Deleted | str
-"""Text: the gang scheduler whose pod group is kept or removed, by one call at a time."""
+"""Identifies the object of a call; a string is the gang scheduler of a pod group. One call a key runs at a time."""
 
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One call: under way while `task` is set, else refused."""
+    """A call that is in progress while `task` is set, and otherwise was rejected."""
 
     task: asyncio.Task[None] | None = None
     failures: int = 0
+    """Failures in a row; they determine the backoff."""
     rejection: str = ""
+    """Message of the last failure; empty: none yet."""
     permanent: bool = False
+    """The last rejection would be repeated unless the request changes."""
     undecided: bool = False
-    """Some try of it may be carried out late."""
+    """Some attempt got no answer, so the platform may still carry it out late."""
     until_seconds: float = 0.0
+    """No retry before this time. Unix seconds; 0: may start now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCalls:
-    """Calls that a look at the fabric may not show yet."""
+    """Calls whose effect an observation of the platform may not show yet."""
 
     creates: tuple[PendingCreate, ...]
+    """Workers whose creation is in progress or was rejected."""
     deletions: frozenset[str]
+    """Uids of workers that may be deleted at any time."""
     groups: tuple[PendingGroupCall, ...]
+    """Pod group calls in progress or rejected."""
     purge: PurgeCallSeen = field(default_factory=PurgeCallSeen)
+    """Outcome of this leader's purge calls."""
 
 
 class WorkerCalls:
-    """Owns the calls for one job's workers and pod groups.
+    """Runs the calls for one job's workers and pod groups.
 
-    `clock` gives Unix seconds; `wake` has the loop plan again.
+    Args:
+        clock: Returns Unix seconds.
+        wake: Makes the reconciler plan again; called after each call and when a backoff ends.
     """
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
@@ -147,131 +157,140 @@ class WorkerCalls:
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def create(self, action: CreateWorker, call: Call) -> None:
-        """Begins the call unless one is under way or its backoff lasts."""
+        """Starts the call, unless it is in progress or its backoff lasts."""
         self._begin(WorkerId(action.index, action.attempt), str(action), call)
 
     def delete(self, action: DeleteWorker, call: Call) -> None:
-        """As `create`."""
+        """Starts the call, unless it is in progress or its backoff lasts."""
         self._begin((action.uid, action.force), str(action), call)
 
     def group(self, action: ApplyPodGroup | DeletePodGroup, call: Call) -> None:
-        """As `create`."""
+        """Starts the call, unless one for the same gang scheduler is in progress or its backoff lasts."""
         gang = action.group.gang if isinstance(action, ApplyPodGroup) else action.gang
         self._begin(gang, str(action), call)
 
     def purge(self, action: PurgePersistent, call: Call) -> None:
-        """As `create`; the plan itself waits between two requests."""
+        """Starts the call, unless one is in progress; there is no backoff, because the plan spaces these calls."""
         self._purges.begin(action, call)
 
     @property
     def purging(self) -> PurgeCallSeen:
+        """Outcome of this leader's purge calls."""
         return self._purges.seen
 
     def groups(self) -> tuple[PendingGroupCall, ...]:
-        """Returns calls for pod groups that are under way or refused."""
-        found = ((gang, self._calls.get(gang)) for gang in GANG_SCHEDULERS)
+        """Returns the pod group calls that are in progress or rejected."""
+        calls_by_gang = ((gang, self._calls.get(gang)) for gang in GANG_SCHEDULERS)
         return tuple(
-            PendingGroupCall(gang, asked.task is not None, asked.rejection, asked.until_seconds)
-            for gang, asked in found
-            if asked is not None
+            PendingGroupCall(gang, call.task is not None, call.rejection, call.until_seconds)
+            for gang, call in calls_by_gang
+            if call is not None
         )
 
-    async def await_with_calls(self, look: Awaitable[PlatformSnapshot]) -> tuple[PlatformSnapshot, PendingCalls]:
-        """Awaits a look at the fabric, with the calls around it.
+    async def await_with_calls(self, observation: Awaitable[PlatformSnapshot]) -> tuple[PlatformSnapshot, PendingCalls]:
+        """Awaits an observation of the platform and returns it with the calls that overlapped it.
 
-        It may not show yet what ends while the fabric is read: a second worker was made for the same place.
+        A create that ends while the platform is read may be missing from the observation. Without it in the result, the
+        plan would create a second worker for the same index.
         """
-        begun, deletions = self.pending_creates(), self.deletions()
-        shown = await look
-        self.forget_rejections(shown.workers)
+        creates_before, deletions_before = self.pending_creates(), self.deletions()
+        observed = await observation
+        self.forget_rejections(observed.workers)
         creates = self.pending_creates()
-        known = {(c.index, c.attempt) for c in creates}
-        made = (c for c in begun if c.in_progress and (c.index, c.attempt) not in known)
-        return shown, PendingCalls((*creates, *made), deletions | self.deletions(), self.groups(), self.purging)
+        create_ids = {(c.index, c.attempt) for c in creates}
+        ended_creates = (c for c in creates_before if c.in_progress and (c.index, c.attempt) not in create_ids)
+        return observed, PendingCalls(
+            (*creates, *ended_creates), deletions_before | self.deletions(), self.groups(), self.purging
+        )
 
     def pending_creates(self) -> tuple[PendingCreate, ...]:
-        """Returns creates that the fabric does not show yet."""
-        found = [(key, asked) for key, asked in self._calls.items() if isinstance(key, WorkerId)]
+        """Returns the creates that are in progress or rejected, by index and attempt."""
+        creates = [(key, call) for key, call in self._calls.items() if isinstance(key, WorkerId)]
         return tuple(
             PendingCreate(
-                key.index, key.attempt, asked.task is not None, asked.rejection, asked.permanent, asked.until_seconds
+                key.index, key.attempt, call.task is not None, call.rejection, call.permanent, call.until_seconds
             )
-            for key, asked in sorted(found, key=lambda one: one[0])
+            for key, call in sorted(creates, key=lambda item: item[0])
         )
 
     def deletions(self) -> frozenset[str]:
-        """Returns uids of workers whose deletion may come any time.
+        """Returns the uids of workers whose deletion may happen at any time.
 
-        It is under way, or was never answered. One that the fabric refused will not.
+        Their deletion is in progress or got no answer. A deletion that the platform rejected does not count.
         """
         return frozenset(
             key[0]
-            for key, asked in self._calls.items()
-            if isinstance(key, tuple) and (asked.task is not None or asked.undecided)
+            for key, call in self._calls.items()
+            if isinstance(key, tuple) and (call.task is not None or call.undecided)
         )
 
     def forget_rejections(self, workers: Iterable[ObservedWorker]) -> None:
-        """Forgets refusals that no plan can ask about any more.
+        """Forgets rejections that no longer matter: the worker exists after all, or a later attempt does.
 
-        The worker is there after all, or a later attempt is.
+        Others are forgotten 60 s after their backoff ended, because the plan stopped requesting that call.
         """
-        newest: dict[int, int] = {}
+        newest_attempts: dict[int, int] = {}
         uids = set()
         for worker in workers:
-            newest[worker.index] = max(worker.attempt, newest.get(worker.index, 0))
+            newest_attempts[worker.index] = max(worker.attempt, newest_attempts.get(worker.index, 0))
             uids.add(worker.uid)
-        for key, asked in list(self._calls.items()):
-            over = _is_over(key, newest, uids)
-            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REJECTED.longest_seconds):
+        for key, call in list(self._calls.items()):
+            obsolete = _is_over(key, newest_attempts, uids)
+            if call.task is None and (obsolete or self._clock() > call.until_seconds + 2 * REJECTED.longest_seconds):
                 del self._calls[key]
 
     async def all_calls_done(self) -> None:
-        """Returns when no call is under way."""
-        while tasks := [asked.task for asked in self._calls.values() if asked.task is not None]:
+        """Waits until no call is in progress."""
+        while tasks := [call.task for call in self._calls.values() if call.task is not None]:
             await asyncio.wait(tasks)
         await self._purges.settled()
 
     async def close(self) -> None:
-        """Cancels what is under way and waits for its end."""
-        tasks = [asked.task for asked in self._calls.values() if asked.task is not None]
+        """Cancels the calls in progress and waits for their end."""
+        tasks = [call.task for call in self._calls.values() if call.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._calls.clear()
         await self._purges.close()
 
-    def _begin(self, key: _Key, what: str, call: Call) -> None:
-        asked = self._calls.setdefault(key, _PendingCall())
-        if asked.task is None and self._clock() >= asked.until_seconds:
-            asked.task = asyncio.create_task(self._made(key, asked, what, call), name=what)
+    def _begin(self, key: _Key, action_text: str, call: Call) -> None:
+        pending_call = self._calls.setdefault(key, _PendingCall())
+        if pending_call.task is None and self._clock() >= pending_call.until_seconds:
+            pending_call.task = asyncio.create_task(
+                self._run_call(key, pending_call, action_text, call), name=action_text
+            )
 
-    async def _made(self, key: _Key, asked: _PendingCall, what: str, call: Call) -> None:
+    async def _run_call(self, key: _Key, pending_call: _PendingCall, action_text: str, call: Call) -> None:
         try:
             async with self._limit:
                 await call()
             del self._calls[key]
-        except Exception as error:  # noqa: BLE001  whatever it was, this call is made again and no other waits for it
-            self._rejected(asked, what, error)
+        except Exception as error:  # noqa: BLE001  of any kind: the call is retried, and no other call waits for it
+            self._rejected(pending_call, action_text, error)
         finally:
-            asked.task = None
+            pending_call.task = None
             self._wake()
 
-    def _rejected(self, asked: _PendingCall, what: str, error: Exception) -> None:
+    def _rejected(self, pending_call: _PendingCall, action_text: str, error: Exception) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
-        known = asked.rejection == str(error)
-        asked.failures += 1
-        asked.rejection, asked.permanent = str(error), isinstance(error, PlatformError) and error.permanent
-        asked.undecided |= not (isinstance(error, PlatformError) and error.decided)
-        pause = REJECTED.seconds(asked.failures, random.random())
-        asked.until_seconds = self._clock() + pause
+        already_logged = pending_call.rejection == str(error)
+        pending_call.failures += 1
+        pending_call.rejection, pending_call.permanent = (
+            str(error),
+            isinstance(error, PlatformError) and error.permanent,
+        )
+        pending_call.undecided |= not (isinstance(error, PlatformError) and error.decided)
+        backoff_seconds = REJECTED.seconds(pending_call.failures, random.random())
+        pending_call.until_seconds = self._clock() + backoff_seconds
         if not isinstance(error, PlatformError):
-            log.error("%s failed: %s", what, error, exc_info=error)
-        elif not known:
-            log.warning("%s was refused, retrying in %.0f s: %s", what, pause, error)
-        asyncio.get_running_loop().call_later(pause, self._wake)
+            log.error("call failed: `%s`: %s; it is retried after a backoff", action_text, error, exc_info=error)
+        elif not already_logged:
+            log.warning("call failed: `%s`; retrying in %.0f s: %s", action_text, backoff_seconds, error)
+        asyncio.get_running_loop().call_later(backoff_seconds, self._wake)
 
 
-def _is_over(key: _Key, newest: Mapping[int, int], uids: Collection[str]) -> bool:
+def _is_over(key: _Key, newest_attempts: Mapping[int, int], uids: Collection[str]) -> bool:
     if isinstance(key, WorkerId):
-        return newest.get(key.index, 0) >= key.attempt
+        return newest_attempts.get(key.index, 0) >= key.attempt
     return isinstance(key, tuple) and key[0] not in uids

@@ -35,7 +35,7 @@ def test_within_any_minute_there_are_so_many_and_how_many_were_left_out_is_said_
     assert budget.allowed(events(1), 59.0) == ()
     later = budget.allowed(events(1), 60.0)
     assert [event.reason for event in later] == [reasons.EVENTS_SUPPRESSED, "Said"]
-    assert "8 events" in later[0].message
+    assert "8 earlier events" in later[0].message
     told = sum(len(budget.allowed(events(10), 60.0 + n)) for n in range(60))
     assert told <= 2 * 5
 

@@ -37,22 +37,22 @@ def test_looks_that_find_nothing_become_rarer_and_any_word_brings_them_back() ->
     pace, slept = ReconcilePacer(), []
     for _ in range(5):
         slept.append(pace.sleep_seconds(2.0, chance=0.0))
-        pace.record_idle_poll(heard=False, still=True)
+        pace.record_idle_poll(woken=False, still=True)
     assert slept == [2.0, 4.0, 8.0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS]
     assert IDLE_POLL_SECONDS < planned_change.STALE_SECONDS
-    pace.record_idle_poll(heard=True, still=True)
+    pace.record_idle_poll(woken=True, still=True)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.record_idle_poll(heard=False, still=True)
-    pace.record_idle_poll(heard=False, still=False)
+    pace.record_idle_poll(woken=False, still=True)
+    pace.record_idle_poll(woken=False, still=False)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.record_idle_poll(heard=False, still=True)
+    pace.record_idle_poll(woken=False, still=True)
     assert pace.sleep_seconds(60.0, chance=1.0) == 60.0  # a job at rest sleeps as long as it did
 
 
 def test_jobs_that_began_to_wait_together_are_not_looked_at_together() -> None:
     pace = ReconcilePacer()
     for _ in range(9):
-        pace.record_idle_poll(heard=False, still=True)
+        pace.record_idle_poll(woken=False, still=True)
     early, late = pace.sleep_seconds(2.0, chance=1.0), pace.sleep_seconds(2.0, chance=0.0)
     assert (early, late) == (pytest.approx((1 - EVENED) * IDLE_POLL_SECONDS), IDLE_POLL_SECONDS)
 

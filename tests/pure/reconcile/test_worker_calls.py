@@ -44,10 +44,12 @@ class Recorder:
         self.hangs: set[str] = set()
         self.released = asyncio.Event()
         self.calls = WorkerCalls(lambda: self.clock, lambda: None)
-        self.parts: Any = SimpleNamespace(fabric=self, memory=self, channel=self, environment=lambda job, action: None)
+        self.parts: Any = SimpleNamespace(
+            platform=self, memory=self, channel=self, environment=lambda job, action: None
+        )
 
-    def know(self, known: set[WorkerId]) -> None:
-        self.known = known
+    def set_expected_workers(self, workers: set[WorkerId]) -> None:
+        self.known = workers
 
     async def create_worker(self, action: CreateWorker, environment: object) -> None:
         assert WorkerId(action.index, action.attempt) in self.known
@@ -56,19 +58,19 @@ class Recorder:
     async def delete_worker(self, action: DeleteWorker) -> None:
         await self._call(f"delete {action.name}")
 
-    async def keep_group(self, wanted: ApplyPodGroup) -> None:
-        await self._call(f"keep {wanted.group.gang}")
+    async def apply_pod_group(self, action: ApplyPodGroup) -> None:
+        await self._call(f"keep {action.group.gang}")
 
     async def remove_group(self, removed: DeletePodGroup) -> None:
         await self._call(f"remove {removed.gang}")
 
-    async def hold_job(self, held: bool) -> None:
+    async def set_finalizer(self, present: bool) -> None:
         await self._call("hold")
 
-    async def purge(self, attempt: int, environment: object) -> None:
+    async def start_purge(self, attempt: int, environment: object) -> None:
         await self._call(f"purge {attempt}")
 
-    async def clean(self) -> None:
+    async def delete_job(self) -> None:
         await self._call("clean")
 
     async def carry_out(self, *actions: Action) -> tuple[PlatformError, ...]:
