@@ -116,7 +116,7 @@ async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(sta
     took = time.monotonic() - began
     print(f"filled and closed within {took:.2f} s")  # CLOSED_SECONDS on an idle machine; a busy one may take longer
     assert took < 5 * CLOSED_SECONDS
-    assert "jobs share there, more than its part of" in why
+    assert "jobs share there, more than its share of" in why
     assert greedy.index().manifests == (kept,), "what is complete stays, and is read"
     assert greedy.read_chunk(kept.save, 0, 0, PIECE) == bytes(PIECE)
     with pytest.raises(redis.exceptions.NoPermissionError):

@@ -1,4 +1,4 @@
-"""Makes the operator's calls to holders: provision, seal, read, drop.
+"""Makes the operator's calls to memory servers: provision, fence, read, drop.
 
 I/O only; `policy` decides.
 """

@@ -1,7 +1,7 @@
-"""Visits every holder once for all jobs, over one connection.
+"""Visits every memory server once for all jobs, over one connection.
 
-Owned by the composition root, lent to each job's `memory.job_servers`. A visit is one ping, and whatever jobs want read or
-sealed then, under way together; so cost follows holders and changes, not jobs times holders.
+Owned by the composition root, lent to each job's `memory.job_servers`. A visit is one ping, plus the reads and fences
+that jobs need at that time, all concurrently. So the cost grows with servers and changes, not with jobs times servers.
 """
 
 from __future__ import annotations
@@ -24,69 +24,71 @@ log = logging.getLogger(__name__)
 
 
 # ---- where a server is -----------------------------------------------------------------------------------------------
-# Defines where a holder is reached and with which credentials.
+# Defines the address of a memory server and the credentials for it.
 
 ServerProcess = tuple[MemoryServerId, str, int, str, bool]
-"""Names one run of one server, at one address."""
+"""Identifies one run of one server at one address, and whether it runs."""
 
 
 @dataclass(slots=True)
 class MemoryTierCredentials:
-    """The operator's current credentials for every holder.
+    """The operator's current credentials for all memory servers.
 
-    Its owner updates it when a Secret changes; every observation reads it.
+    Their owner updates them when a Secret changes. Each observation of the platform reads them.
     """
 
     user: str = "default"
     password: str = field(default="", repr=False)
     authority: str = field(default="", repr=False)
-    """PEM, by which holders that speak TLS are verified."""
+    """CA certificate in PEM that verifies servers with TLS; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryServerAddress:
-    """One holder's address and credentials; its instance is asked for there.
+    """Address of one memory server of a node, and the credentials for it.
 
-    `process` names one run of the server as the fabric knows it (pid and start time, container id): another value means
-    that what was held there before is lost. `running` False means known to be dead; a frozen or unreachable one stays
-    True. A place that a fabric leaves out is unknown (silent), not gone. One a server
-    of a node.
+    An address does not identify data. `process` identifies one run of the server as the platform sees it (pid and start
+    time, or container id): with another value, the former data is lost. An address that the platform does not list is
+    unreachable, not lost.
     """
 
     node: str
     domain: str
+    """Failure domain of the node, which copies are spread over."""
     host: str
     port: int
     process: str
+    """Identifies the run of the server; unique on its node."""
     running: bool = True
+    """False: the process is known to be dead. A frozen or unreachable one stays True."""
     admin_user: str = "default"
     admin_password: str = field(default="", repr=False)
     tls_ca: str | None = field(default=None, repr=False)
-    """PEM of the authority of a server that speaks TLS; None: it does not."""
+    """CA certificate in PEM for a server with TLS; None: it has no TLS."""
     settling: bool = False
-    """Its pod is not Ready: a companion may be about to touch its memory, before any job uses it."""
+    """Whether its pod is not Ready, so that a sidecar may prefault its memory before any job uses it."""
     server: int = 0
-    """Which of its node's servers it is."""
+    """Index of the server on its node."""
     servers: int = 1
-    """That its node runs, whether or not they do at present."""
+    """How many servers the node runs, including those that are down at present."""
 
     @property
     def server_id(self) -> MemoryServerId:
-        """Where an instance follows another."""
+        """Identifies the server across its restarts."""
         return MemoryServerId(self.node, self.server)
 
     def same_access(self, other: MemoryServerAddress) -> bool:
-        """Whether both have the same password and authority."""
-        mine = (self.admin_user, self.admin_password, self.tls_ca)
-        return mine == (other.admin_user, other.admin_password, other.tls_ca)
+        """Returns whether both have the same password and CA certificate."""
+        own_access = (self.admin_user, self.admin_password, self.tls_ca)
+        return own_access == (other.admin_user, other.admin_password, other.tls_ca)
 
     @property
     def server_process(self) -> ServerProcess:
-        """One run of the server, which may still have its data."""
+        """Identifies the run of the server; while it is the same, the data may be too."""
         return self.server_id, self.host, self.port, self.process, self.running
 
     def same_server(self, other: MemoryServerAddress) -> bool:
-        """Whether both are the same process, which may still have its data."""
+        """Returns whether both are the same process, which may still have its data."""
         return self.server_process == other.server_process
 
 
@@ -96,32 +98,33 @@ T = TypeVar("T")
 
 
 class ServerVisitor(Protocol):
-    """One job's interest in one holder."""
+    """A job's part in the visits to one memory server."""
 
     def pause_seconds(self) -> float | None:
-        """Longest wait for the next visit; None: it wants none."""
+        """Returns the longest time until the next visit; None: no visit needed."""
 
     def is_due(self) -> bool:
-        """Whether it wants something of this visit beyond a sign of life."""
+        """Returns whether this visit must do more than a ping."""
 
     async def visit(self) -> None:
-        """Has its calls made; never raises."""
+        """Makes the calls that are due; never raises."""
 
     def failed(self, error: SurefootError) -> None:
-        """The holder does not answer."""
+        """Records that the server does not answer."""
 
 
 class SharedMemoryServer:
-    """Visits one server process as often as its most eager job needs."""
+    """Visits one server process as often as the most demanding job needs."""
 
-    def __init__(self, place: MemoryServerAddress, settings: MemorySettings) -> None:
-        self.address = place
-        self.calls = AdminCalls(place.host, place.port)
+    def __init__(self, address: MemoryServerAddress, settings: MemorySettings) -> None:
+        self.address = address
+        self.calls = AdminCalls(address.host, address.port)
         self.run = ""
-        """Of the server, as of the present connection."""
+        """Redis' run id of the server, as of the current connection; empty before the first."""
         self.visits = 0
+        """Number of visits so far."""
         self.settings = settings
-        self._connection = _line_to(place, settings.call_seconds)
+        self._connection = _line_to(address, settings.call_seconds)
         self._visitors: dict[int, ServerVisitor] = {}
         self._wake = asyncio.Event()
         self._under_way = TaskSet(logged(log))
@@ -129,21 +132,21 @@ class SharedMemoryServer:
         self._memory: tuple[float, ServerMemory] | None = None
         self._measuring = asyncio.Lock()
         self._failing = False
-        self._task = asyncio.create_task(self._run(), name=f"holder on {place.server_id}")
+        self._task = asyncio.create_task(self._run(), name=f"memory server on {address.server_id}")
 
     @property
     def commands(self) -> int:
-        """Commands sent on the present connection."""
+        """Number of commands sent on the current connection."""
         return self._connection.asked
 
     @property
     def is_open(self) -> bool:
-        """Whether its connection stands."""
+        """Whether the connection is open."""
         return self._connection.is_open
 
     @property
     def used(self) -> bool:
-        """Whether some job attends to it."""
+        """Whether at least one job uses this server."""
         return bool(self._visitors)
 
     def attach(self, visitor: ServerVisitor) -> None:
@@ -152,29 +155,29 @@ class SharedMemoryServer:
         self._wake.set()
 
     def detach(self, visitor: ServerVisitor) -> None:
-        """Ends a job's part in visits; calls under way end by themselves."""
+        """Ends a job's part in visits; its calls in progress end by themselves."""
         self._visitors.pop(id(visitor), None)
 
     def wake(self) -> None:
-        """Visits soon."""
+        """Starts the next visit soon."""
         self._wake.set()
 
-    def renew(self, place: MemoryServerAddress) -> None:
-        """Uses another password or authority.
+    def renew(self, address: MemoryServerAddress) -> None:
+        """Reconnects with another password or CA certificate.
 
-        Calls under way end on the old connection.
+        Calls in progress end on the old connection, which is closed later.
         """
-        old, self.address = self._connection, place
-        self._connection = _line_to(place, self.settings.call_seconds)
-        asyncio.get_running_loop().call_later(2 * self.settings.call_seconds, old.close)
+        old_connection, self.address = self._connection, address
+        self._connection = _line_to(address, self.settings.call_seconds)
+        asyncio.get_running_loop().call_later(2 * self.settings.call_seconds, old_connection.close)
         self._wake.set()
 
     async def run_exchange(self, dialogue: Dialogue[T]) -> T:
-        """Has one dialogue carried out, beside those of other jobs."""
+        """Runs one exchange of commands, concurrently with those of other jobs."""
         return await self._connection.run_exchange(dialogue)
 
     async def memory(self) -> ServerMemory:
-        """Measures the server; jobs that ask within one visit share the figure."""
+        """Returns the server's memory usage; jobs that ask within one visit share a measurement."""
         async with self._measuring:
             now = asyncio.get_running_loop().time()
             if self._memory is None or now - self._memory[0] > self.settings.probe_seconds / 2:
@@ -182,7 +185,7 @@ class SharedMemoryServer:
             return self._memory[1]
 
     async def close(self) -> None:
-        """Ends visits and the connection."""
+        """Ends the visits and closes the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._connection.close()
@@ -200,36 +203,37 @@ class SharedMemoryServer:
                 pass  # time for the next visit
 
     def _pause(self) -> float:
-        wanted = (visitor.pause_seconds() for visitor in self._visitors.values())
-        return min((p for p in wanted if p is not None), default=self.settings.rest_seconds)
+        pauses = (visitor.pause_seconds() for visitor in self._visitors.values())
+        return min((p for p in pauses if p is not None), default=self.settings.rest_seconds)
 
     async def _once(self) -> None:
         self.visits += 1
         try:
             if not self._connection.is_open:
                 await self._open()
-            due = self._due()
-            if not due:
+            due_visitors = self._due()
+            if not due_visitors:
                 with translate_redis_errors(self.calls.where, "answering a ping"):
                     await self._connection.exchange(("PING",))
-                due = self._due()  # whoever took it for silent
+                due_visitors = self._due()  # the ping may have shown a visitor that the server is reachable again
         except SurefootError as error:
             self._failed(error)
             return
         except Exception as error:
-            # what nobody foresaw ends no visits: a holder without them would be taken for well for ever
-            log.exception("visiting the holder on %s failed", self.address.server_id)
+            # No error may end the visits: a server without visits would count as healthy forever.
+            log.exception("visiting the memory server on %s failed", self.address.server_id)
             self._failed(TierUnavailable(f"{self.calls.where}: {error or type(error).__name__}"))
             return
         self._failing = False
-        for visitor in due:
+        for visitor in due_visitors:
             self._busy.add(id(visitor))
-            self._under_way.start(self._visit(visitor), f"visiting the holder on {self.address.server_id}")
+            self._under_way.start(self._visit(visitor), f"visiting the memory server on {self.address.server_id}")
 
     def _failed(self, error: SurefootError) -> None:
         self._connection.close()
         if not self._failing:
-            log.warning("the holder on %s does not answer: %s", self.address.server_id, error)
+            # Log once when it starts to fail, not at each visit.
+            log.warning("the memory server on %s does not answer: %s", self.address.server_id, error)
         self._failing = True
         for visitor in tuple(self._visitors.values()):
             visitor.failed(error)
@@ -244,23 +248,24 @@ class SharedMemoryServer:
             self._busy.discard(id(visitor))
 
     async def _open(self) -> None:
-        line = self._connection
+        connection = self._connection
         with translate_redis_errors(self.calls.where, "connecting"):
-            await line.open()
-        self.run = await line.run_exchange(self.calls.instance())
+            await connection.open()
+        self.run = await connection.run_exchange(self.calls.instance())
 
 
-def _line_to(place: MemoryServerAddress, call_seconds: float) -> AsyncServerConnection:
-    account = Credentials("", place.admin_password, place.tls_ca or "")
-    return AsyncServerConnection(place.host, place.port, account, call_seconds, place.tls_ca is not None)
+def _line_to(address: MemoryServerAddress, call_seconds: float) -> AsyncServerConnection:
+    account = Credentials("", address.admin_password, address.tls_ca or "")
+    return AsyncServerConnection(address.host, address.port, account, call_seconds, address.tls_ca is not None)
 
 
 class MemoryServerPool:
-    """Owns the connections to holders, for all jobs of one operator.
+    """Owns the connections to memory servers, for all jobs of one operator.
 
-    One for each process of a server, not for each place: rounds of jobs overlap, and one that looked before a restart follows
-    what it saw behind another that looked after it. Neither may end what the other attends to: a holder that is never
-    visited again is Ready for ever, and a claim waits for its index.
+    There is one for each server process, not for each address, because the reconciles of jobs overlap. A job that
+    observed the platform before a restart may update its servers after a job that observed it later. Neither may close
+    the connection that the other uses: a server that is no longer visited stays Ready forever, and a claim waits for
+    its index.
     """
 
     def __init__(self, settings: MemorySettings) -> None:
@@ -270,45 +275,45 @@ class MemoryServerPool:
         self._addresses: tuple[MemoryServerAddress, ...] = ()
         self._there: frozenset[ServerProcess] = frozenset()
         self._has_others = False
-        """Whether processes may be attended to that are not in the fabric's places."""
+        """Whether connections may exist to processes that the platform does not list."""
 
-    def set_addresses(self, places: Sequence[MemoryServerAddress]) -> None:
-        """Takes the fabric's places.
+    def set_addresses(self, addresses: Sequence[MemoryServerAddress]) -> None:
+        """Updates the servers that the platform lists, and closes connections that no job uses.
 
-        What another job has brought already costs a comparison.
+        Cheap if another job has set the same addresses before.
         """
-        if tuple(places) != self._addresses:
-            self._addresses = tuple(places)
-            self._there = frozenset(place.server_process for place in places)
+        if tuple(addresses) != self._addresses:
+            self._addresses = tuple(addresses)
+            self._there = frozenset(address.server_process for address in addresses)
             self._has_others = True
-            for place in places:
-                known = self.servers.get(place.server_process)
-                if known is not None and not known.address.same_access(place):
-                    known.renew(place)
+            for address in addresses:
+                server = self.servers.get(address.server_process)
+                if server is not None and not server.address.same_access(address):
+                    server.renew(address)
         if self._has_others:
-            others = [process for process in self.servers if process not in self._there]
-            unused = [process for process in others if not self.servers[process].used]
+            unlisted = [process for process in self.servers if process not in self._there]
+            unused = [process for process in unlisted if not self.servers[process].used]
             for process in unused:
                 self._let_go(process)
-            self._has_others = len(others) > len(unused)
+            self._has_others = len(unlisted) > len(unused)
 
-    def server_at(self, place: MemoryServerAddress) -> SharedMemoryServer:
-        """Returns the holder at this place, begun if it has to be."""
-        known = self.servers.get(place.server_process)
-        if known is None:
-            known = self.servers[place.server_process] = self._shared(place)
-        return known
+    def server_at(self, address: MemoryServerAddress) -> SharedMemoryServer:
+        """Returns the server at this address, and connects to it if necessary."""
+        server = self.servers.get(address.server_process)
+        if server is None:
+            server = self.servers[address.server_process] = self._shared(address)
+        return server
 
     async def close(self) -> None:
-        """Ends every connection; a later `follow` begins anew."""
+        """Closes every connection; `server_at` may open new ones later."""
         self._addresses = ()
         for process in tuple(self.servers):
             self._let_go(process)
         await self._closing.join()
 
-    def _shared(self, place: MemoryServerAddress) -> SharedMemoryServer:
-        return SharedMemoryServer(place, self.settings)
+    def _shared(self, address: MemoryServerAddress) -> SharedMemoryServer:
+        return SharedMemoryServer(address, self.settings)
 
     def _let_go(self, process: ServerProcess) -> None:
-        shared = self.servers.pop(process)
-        self._closing.start(shared.close(), f"leaving the holder on {shared.address.server_id}")
+        server = self.servers.pop(process)
+        self._closing.start(server.close(), f"disconnecting from the memory server on {server.address.server_id}")

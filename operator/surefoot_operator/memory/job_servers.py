@@ -1,7 +1,7 @@
-"""Manages one job's memory servers: one monitor each, their layout records and orphaned keys.
+"""Manages one job's memory servers: a monitor for each, the job's layout records and leftover keys.
 
-Called by `reconcile`: `follow` the fabric and status, `seen` for the snapshot, then seals, drops and the like as
-planned. Never blocks the loop; a holder that does not answer delays no other.
+Called by `reconcile`: `update` with the platform's addresses and the status, `observed_servers` for the snapshot, then
+`fence`, `drop` and the like as planned. Nothing blocks the loop. A server that does not answer delays no other.
 """
 
 from __future__ import annotations
@@ -49,66 +49,82 @@ from surefoot_operator.policy.maintenance.memory_budget import part_of
 log = logging.getLogger(__name__)
 
 
-# ---- keys without an owner -------------------------------------------------------------------------------------------
-# Selects unindexed keys on a holder that can be removed. Pure. A save under way has data and no index entry yet: only
-# keys found twice, some time apart, are removed, and only where nobody could still commit them.
+# ---- leftover keys ---------------------------------------------------------------------------------------------------
+# Selects keys without an index entry that can be removed from a server. Pure. A save in progress has data but no index
+# entry yet. So only keys found twice, some time apart, are removed, and only if no agent can still commit their save.
 
 
 def orphaned_keys(
-    now: Mapping[RankSave, tuple[str, ...]],
-    before: Mapping[RankSave, tuple[str, ...]],
-    epoch: int,
+    current_keys: Mapping[RankSave, tuple[str, ...]],
+    previous_keys: Mapping[RankSave, tuple[str, ...]],
+    generation: int,
     watermark: Checkpoint | None,
     busy: frozenset[RankSave],
     settled: Collection[ClosedSteps] = (),
 ) -> dict[RankSave, tuple[str, ...]]:
-    """Selects keys to remove from a holder sealed at committed `epoch`.
+    """Selects keys to remove from a server fenced at the committed generation.
 
-    Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark were
-    given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`) never
-    become a checkpoint.
+    Three kinds of saves can no longer be committed: saves of older generations, except by a repair; saves of this
+    generation below the watermark, which their agents have abandoned; and saves of steps that some worker of this
+    generation missed, which never become a checkpoint.
+
+    Args:
+        current_keys: Keys without an index entry, by save.
+        previous_keys: The same, as found last time.
+        generation: The committed generation.
+        watermark: Newest checkpoint with enough copies in memory; None: none yet.
+        busy: Saves that agents are copying now.
+        settled: For each worker, the steps that it has finished saving or missed.
     """
-    gone: dict[RankSave, tuple[str, ...]] = {}
-    for save, names in now.items():
-        passed = save.generation == epoch and watermark is not None and save.step < watermark.step
-        missed = save.generation == epoch and any(said.is_missing(save.step) for said in settled)
-        if save in before and save not in busy and (save.generation < epoch or passed or missed):
-            both = tuple(name for name in names if name in before[save])
-            if both:
-                gone[save] = both
-    return gone
+    removable_keys: dict[RankSave, tuple[str, ...]] = {}
+    for save, names in current_keys.items():
+        below_watermark = save.generation == generation and watermark is not None and save.step < watermark.step
+        was_missed = save.generation == generation and any(
+            closed_steps.is_missing(save.step) for closed_steps in settled
+        )
+        if (
+            save in previous_keys
+            and save not in busy
+            and (save.generation < generation or below_watermark or was_missed)
+        ):
+            found_twice = tuple(name for name in names if name in previous_keys[save])
+            if found_twice:
+                removable_keys[save] = found_twice
+    return removable_keys
 
 
 # ---- monitor of one server -------------------------------------------------------------------------------------------
-# Monitors one holder for one job. Keeps what is due there, and its state. Has no task and no connection:
-# `memory.connection_pool` visits, and asks what is due. Calls `changed` only for what a plan could read.
+# Monitors one memory server for one job: its state, and the calls that are due. It has no task and no connection of its
+# own: `memory.connection_pool` visits the server and asks for due calls. `changed` is called only for changes that plans
+# use.
 
 _GRAINS = 100
+"""Used memory is rounded up to 1/100 of the limit."""
 Changed = Callable[[bool], None]
-"""Called after each change; True if a plan should be made at once, False if newer saves alone were read."""
+"""Called after each change. True: plan at once. False: only newer saves were read."""
 T = TypeVar("T")
 
 
 class MemoryServerMonitor:
-    """Monitors one place for one job, until another process is there."""
+    """Monitors one address for one job, until another process runs there."""
 
     def __init__(
         self,
-        place: MemoryServerAddress,
+        address: MemoryServerAddress,
         shared: SharedMemoryServer,
         probe: MemoryServerProbe,
         clock: Callable[[], float],
         changed: Changed,
     ) -> None:
-        self.address, self.probe = place, probe
+        self.address, self.probe = address, probe
         self.observed: ObservedMemoryServer | None = None
-        """None until it answered once: then nothing is known of it, not even its name."""
+        """The server as observed last; None: it has not answered yet, so not even its run id is known."""
         self.last_error = ""
-        """How the last visit failed; empty: it did not."""
+        """Error of the last visit; empty: it succeeded."""
         self.rejects_operator = False
-        """Whether something answers here that refuses the operator."""
+        """Whether the server denies the operator access."""
         self.replaced: list[ObservedMemoryServer] = []
-        """Instances that were here before the present one."""
+        """Instances that ran here before the current one."""
         self._shared, self._settings = shared, shared.settings
         self._clock, self._changed = clock, changed
         self._membership: Membership | None = None
@@ -120,37 +136,38 @@ class MemoryServerMonitor:
         shared.attach(self)
 
     def set_pod_ready(self, settling: bool) -> None:
-        """Sets whether its pod is not Ready, which delays it briefly."""
+        """Sets whether the server's pod is not Ready; provisioning then waits, but for a limited time."""
         if self.probe.settling and not settling:
             self._shared.wake()
         self.probe.settling = settling and self._clock() < self._pod_grace_until
 
-    def renew(self, place: MemoryServerAddress) -> None:
-        """Takes note of another password or authority of the same server."""
-        log.info("reconnecting to the holder on %s with new credentials", place.server_id)
-        self.address = place
+    def renew(self, address: MemoryServerAddress) -> None:
+        """Uses another password or CA certificate for the same server."""
+        log.info("reconnecting to the memory server on %s with new credentials", address.server_id)
+        self.address = address
 
-    def set_membership(self, world: Membership | None, resting: bool = False) -> None:
-        """Takes the stored world; a new one ends the pause between visits."""
-        if world != self._membership or (self._backing_off and not resting):
-            self._membership = world
+    def set_membership(self, membership: Membership | None, resting: bool = False) -> None:
+        """Sets the stored membership; a new one triggers a visit at once."""
+        if membership != self._membership or (self._backing_off and not resting):
+            self._membership = membership
             self._shared.wake()
         self._backing_off = resting
 
-    def request_fence(self, epoch: int) -> bool:
-        """Seals at this claimed epoch, then reads, in the next visit.
+    def request_fence(self, generation: int) -> bool:
+        """Requests that the next visit fences at this claimed generation and reads the index.
 
-        Returns whether that is still to come.
+        Returns:
+            Whether that is still to come; False if it was done already.
         """
-        if self.observed is not None and self.observed.read_generation == epoch:
+        if self.observed is not None and self.observed.read_generation == generation:
             return False
-        if self._fencing != epoch:
-            self._fencing = epoch
+        if self._fencing != generation:
+            self._fencing = generation
             self._shared.wake()
         return True
 
     def request_read(self) -> None:
-        """Reads the index again soon, as it was just changed."""
+        """Makes the next visit read the index, which was just changed."""
         self._read_due = 0.0
         self._shared.wake()
 
@@ -160,65 +177,65 @@ class MemoryServerMonitor:
             async with self._turn:
                 return await work
         finally:
-            work.close()  # of one that never came to its turn
+            work.close()  # of a call that was cancelled while it waited
 
     def pause_seconds(self) -> float | None:
-        """Longest wait for the next visit; None: it wants none."""
+        """Returns the longest time until the next visit; None: no visit needed."""
         if self._membership is None:
-            return None  # nothing was ever begun: nothing is to be known here
+            return None  # the job has never written here
         return self._settings.rest_seconds if self._backing_off else self._settings.probe_seconds
 
     def is_due(self) -> bool:
-        """Whether a visit has more to do here than a ping."""
+        """Returns whether a visit must do more here than a ping."""
         request = self._request()
         if request is None or self._turn.locked():
             return False
-        well = self.observed is not None and self.observed.state == "Ready" and self.probe.is_provisioned
-        return request.fence or request.read or not well
+        is_healthy = self.observed is not None and self.observed.state == "Ready" and self.probe.is_provisioned
+        return request.fence or request.read or not is_healthy
 
     def detach(self) -> None:
-        """Ends its part in visits."""
+        """Ends the part in visits."""
         self._shared.detach(self)
 
     async def close(self) -> None:
-        """Ends its part in visits, and waits for the call under way."""
+        """Ends the part in visits, and waits for the call in progress."""
         self._shared.detach(self)
         async with self._turn:
             pass
 
     async def visit(self) -> None:
-        """Carries out what is due, and takes note of how it went."""
+        """Makes the calls that are due and records their result."""
         request = self._request()
         if request is not None:
             await self._once(request)
 
     def failed(self, error: SurefootError) -> None:
-        """The holder does not answer anybody."""
+        """Records that the server does not answer any job."""
         if self._membership is not None:
             self._unwell("refused" if not isinstance(error, TierUnavailable) else "away", error)
 
     def _request(self) -> ProbeRequest | None:
-        world = self._membership
-        if world is None:
+        membership = self._membership
+        if membership is None:
             return None
-        claimed = world.state == "Claimed"
+        claimed = membership.state == "Claimed"
         returning = self.observed is None or self.observed.state != "Ready"
-        due = (
+        read_due = (
             self._clock() >= self._read_due
             or self.observed is None
-            or self.observed.read_generation != world.generation
+            or self.observed.read_generation != membership.generation
             or returning
         )
-        # while Claimed an index is read only as ordered: a later reading would void the listing
+        # While the membership is claimed, read only as ordered: a later reading would make the listing void.
         return ProbeRequest(
-            world.generation, claimed, claimed and self._fencing == world.generation, not claimed and due
+            membership.generation, claimed, claimed and self._fencing == membership.generation, not claimed and read_due
         )
 
     async def _once(self, request: ProbeRequest) -> None:
         try:
-            report = await self.call(self.probe.run(request))
+            result = await self.call(self.probe.run(request))
         except Fenced as error:
-            # a newer leader's epoch rules there: our next write of status will fail, and says so
+            # A newer leader's generation owns the server. Our next status write will fail, and that will be logged.
             self._unwell("fenced", error)
         except ServerPrefaulting as error:
             self._replaced_by(error.instance)
@@ -227,67 +244,72 @@ class MemoryServerMonitor:
         except SurefootError as error:
             self._unwell("refused", error)
         except Exception as error:
-            log.exception("probing the holder on %s failed", self.address.server_id)
+            log.exception("probing the memory server on %s failed", self.address.server_id)
             self._unwell("bug", error)
         else:
-            self._well(request, report)
+            self._well(request, result)
 
-    def _well(self, request: ProbeRequest, report: ProbeResult) -> None:
-        self._replaced_by(report.endpoint.instance.run_id)
-        now, old = self._clock(), self.observed
+    def _well(self, request: ProbeRequest, result: ProbeResult) -> None:
+        self._replaced_by(result.endpoint.instance.run_id)
+        now, previous = self._clock(), self.observed
         self.last_error, self.rejects_operator = "", False
-        if old is None or old.state != "Ready":
-            log.info("%s answers: fence %d", report.endpoint.instance, report.fence)
-        since = old.since_seconds if old is not None and old.state == "Ready" else now
-        fresh = ObservedMemoryServer(report.endpoint, "Ready", since, fence=report.fence)
-        if report.index is not None and report.fence >= request.generation:
-            fresh = replace(fresh, read_generation=request.generation, entries=report.index.manifests)
-            used, limit = _rounded(report.memory)
-            fresh = replace(fresh, used_bytes=used, limit_bytes=limit, quota_violation=report.closed)
+        if previous is None or previous.state != "Ready":
+            log.info("%s answers, fenced at generation %d", result.endpoint.instance, result.fence)
+        since_seconds = previous.since_seconds if previous is not None and previous.state == "Ready" else now
+        current = ObservedMemoryServer(result.endpoint, "Ready", since_seconds, fence=result.fence)
+        if result.index is not None and result.fence >= request.generation:
+            current = replace(current, read_generation=request.generation, entries=result.index.manifests)
+            used_bytes, limit_bytes = _rounded(result.memory)
+            current = replace(current, used_bytes=used_bytes, limit_bytes=limit_bytes, quota_violation=result.closed)
             self._read_due = now + self._settings.read_seconds
-        elif old is not None:
-            fresh = replace(old, endpoint=fresh.endpoint, state="Ready", since_seconds=since, fence=report.fence)
-            fresh = replace(fresh, last_error="", rejects_operator=False)
+        elif previous is not None:
+            current = replace(
+                previous, endpoint=current.endpoint, state="Ready", since_seconds=since_seconds, fence=result.fence
+            )
+            current = replace(current, last_error="", rejects_operator=False)
         if request.fence:
             self._fencing = None
-        if fresh != self.observed:
-            urgent = self.observed is None or fresh != replace(
-                self.observed, entries=fresh.entries, used_bytes=fresh.used_bytes, limit_bytes=fresh.limit_bytes
+        if current != self.observed:
+            # A change of the entries or of the used memory alone can wait for the next regular plan.
+            urgent = self.observed is None or current != replace(
+                self.observed,
+                entries=current.entries,
+                used_bytes=current.used_bytes,
+                limit_bytes=current.limit_bytes,
             )
-            self.observed = fresh
+            self.observed = current
             self._changed(urgent)
 
-    def _replaced_by(self, instance: str) -> None:
-        """Another instance answers here than the one of before: that one is gone, and what it held."""
-        if self.observed is not None and self.observed.endpoint.instance.run_id != instance:
+    def _replaced_by(self, run_id: str) -> None:
+        """Marks the former instance as gone, with its data, if another one answers now."""
+        if self.observed is not None and self.observed.endpoint.instance.run_id != run_id:
             self.replaced.append(replace(self.observed, state="Gone", since_seconds=self._clock()))
             self.observed = None
             self._changed(True)
 
     def _unwell(self, kind: str, error: Exception) -> None:
         metrics.memory_call_failures.labels(kind).inc()
-        refusing = isinstance(error, AccessDenied)
-        if refusing and not self.rejects_operator:
-            log.warning("the holder on %s refuses the operator: %s", self.address.server_id, error)
-        news = refusing != self.rejects_operator
-        self.last_error, self.rejects_operator = str(error) or type(error).__name__, refusing
+        access_denied = isinstance(error, AccessDenied)
+        if access_denied and not self.rejects_operator:
+            log.warning("the memory server on %s denies access to the operator: %s", self.address.server_id, error)
+        is_news = access_denied != self.rejects_operator
+        self.last_error, self.rejects_operator = str(error) or type(error).__name__, access_denied
         if self.observed is None:
-            if news:
+            if is_news:
                 self._changed(True)
             return
         if self.observed.state == "Ready":
-            log.info(
-                "%s does not answer: %s", self.observed.endpoint.instance, error
-            )  # the pool warns, once for all jobs
+            # For information only: the pool warns once for all jobs.
+            log.info("%s does not answer: %s", self.observed.endpoint.instance, error)
             self.observed = replace(self.observed, state="Unreachable", since_seconds=self._clock())
-            news = True
-        self.observed = replace(self.observed, last_error=self.last_error, rejects_operator=refusing)
-        if news:
+            is_news = True
+        self.observed = replace(self.observed, last_error=self.last_error, rejects_operator=access_denied)
+        if is_news:
             self._changed(True)
 
 
 def _rounded(memory: ServerMemory | None) -> tuple[int | None, int | None]:
-    """Used and limit; rounded, so that not every byte more is news. A server without a limit has room for anything."""
+    """Returns used and limit in bytes, rounded so that few changes cause a plan; None for a server without a limit."""
     if memory is None or not memory.limit_bytes:
         return None, None
     grain = max(1, memory.limit_bytes // _GRAINS)
@@ -296,16 +318,16 @@ def _rounded(memory: ServerMemory | None) -> tuple[int | None, int | None]:
 
 # ---- job servers -----------------------------------------------------------------------------------------------------
 
-MOST_REFUSED = 8
-"""Sentences on records that broke a bound; whoever removes them finds the others."""
-MOST_COVERS = 256
-"""Sets of layouts whose answer is kept though nothing asks for it now."""
+MAX_REFUSED = 8
+"""Maximum number of reported records that exceeded a bound, from servers and from listings each; once these are removed, others appear."""
+MAX_COVERS = 256
+"""Maximum number of layout sets whose answer is cached although no snapshot needs it."""
 _Found = Mapping[RankSave, tuple[str, ...]]
-"""Keys without an index entry, by the save that they are of."""
+"""Keys without an index entry, by the save they belong to."""
 
 
 class JobMemoryServers:
-    """Monitors one job's holders, in one event loop."""
+    """Monitors one job's memory servers, in one event loop."""
 
     def __init__(
         self,
@@ -324,210 +346,248 @@ class JobMemoryServers:
         self._addresses: Mapping[MemoryServerId, MemoryServerAddress] = {}
         self._max_records = bounds.max_records(0)
         self._servers = 0
-        """The most that a node ran so far."""
+        """Highest number of servers that one node has run so far."""
         self._resting = False
         self._size_limit_bytes: int | None = None
         self._covers: dict[frozenset[str], bool] = {}
         self._needed_layouts: tuple[tuple[object, ...], frozenset[frozenset[str]]] = ((), frozenset())
         self._layouts = LayoutShelf()
         self._named: set[str] = set()
-        """Layouts that an index or a listing named when they were looked at last."""
+        """Digests of the layouts that indexes and listings refer to."""
         self._refused_listed: dict[str, str] = {}
-        """Layouts of listings that broke a bound, and how."""
+        """By digest: why a listing's layout record exceeded a bound."""
         self._found: dict[MemoryServerInstance, _Found] = {}
         self._cleaned = False
 
     @property
     def cleaned(self) -> bool:
-        """Whether `clean` was called; then no holder is monitored any more."""
+        """Whether `delete_job` has removed the job; then no server is monitored."""
         return self._cleaned
 
     def pause(self, status: JobStatus) -> None:
-        """Stops monitoring until `follow` names holders again."""
+        """Stops monitoring until `update` is called with addresses."""
         self._status = status
-        for kept in tuple(self._monitors.values()):
-            del self._monitors[kept.address.server_id]
-            self._start_closing(kept)
+        for monitor in tuple(self._monitors.values()):
+            del self._monitors[monitor.address.server_id]
+            self._start_closing(monitor)
         self._gone_instances.clear()
 
     def update(
         self,
-        places: Sequence[MemoryServerAddress],
+        addresses: Sequence[MemoryServerAddress],
         status: JobStatus,
         resting: bool = False,
         size_limit_bytes: int | None = None,
         ranks: int = 0,
     ) -> None:
-        """Takes the fabric's places, the status and the spec.
+        """Updates addresses, status and limits. A server whose process changed has lost its data.
 
-        A place whose process changed has lost its data. `resting`: nobody reads or writes, so holders are asked seldom.
-        `size_limit_bytes`: what the job may store on each node. `ranks`: how many it may run, by which its records are
-        bounded.
+        Args:
+            addresses: Addresses of the servers that the platform lists.
+            status: The stored status.
+            resting: Whether no agent reads or writes saves, so that visits may be rare.
+            size_limit_bytes: Maximum bytes that the job may store on each node; None: no limit.
+            ranks: Number of ranks that the job may run, which bounds its records.
         """
         self._max_records = bounds.max_records(ranks)
         self._layouts.max_values = bounds.max_layout_values(ranks)
         self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
-        self._pool.set_addresses(places)
-        self._addresses = {place.server_id: place for place in places}
-        self._servers = max([self._servers, *(place.server + 1 for place in places)])
-        for kept in tuple(self._monitors.values()):
-            place = self._addresses.get(kept.address.server_id)
-            replaced = place is not None and not kept.address.same_server(place)
-            if replaced or self._is_removed(kept.address.server_id):
-                self._retire(kept)
+        self._pool.set_addresses(addresses)
+        self._addresses = {address.server_id: address for address in addresses}
+        self._servers = max([self._servers, *(address.server + 1 for address in addresses)])
+        for monitor in tuple(self._monitors.values()):
+            address = self._addresses.get(monitor.address.server_id)
+            replaced = address is not None and not monitor.address.same_server(address)
+            if replaced or self._is_removed(monitor.address.server_id):
+                self._retire(monitor)
         self._sync_monitors()
         self._remember()
 
     def _sync_monitors(self) -> None:
-        """Monitors every place, and brings every monitor up to the status."""
-        for server, place in self._addresses.items():
-            kept = self._monitors.get(server)
-            if kept is None and place.running and not self._cleaned and self._status.membership is not None:
-                shared = self._pool.server_at(place)
-                probe = MemoryServerProbe(place, shared, self._job, self._account, self._layouts)
-                kept = self._monitors[server] = MemoryServerMonitor(place, shared, probe, self._clock, self._changed)
-            if kept is not None:
-                if not kept.address.same_access(place):
-                    kept.renew(place)
-                kept.set_pod_ready(place.settling)
-        held = {server: len(k.observed.entries) for server, k in self._monitors.items() if k.observed is not None}
-        room = self._max_records - sum(held.values())
-        for server, kept in self._monitors.items():
-            kept.probe.most_entries = max(0, room + held.get(server, 0))
-            kept.probe.size_limit_bytes = part_of(self._size_limit_bytes, kept.address.servers)
-            kept.set_membership(self._status.membership, self._resting)
+        """Monitors every running server, and updates every monitor to the status."""
+        for server, address in self._addresses.items():
+            monitor = self._monitors.get(server)
+            if monitor is None and address.running and not self._cleaned and self._status.membership is not None:
+                shared = self._pool.server_at(address)
+                probe = MemoryServerProbe(address, shared, self._job, self._account, self._layouts)
+                monitor = self._monitors[server] = MemoryServerMonitor(
+                    address, shared, probe, self._clock, self._changed
+                )
+            if monitor is not None:
+                if not monitor.address.same_access(address):
+                    monitor.renew(address)
+                monitor.set_pod_ready(address.settling)
+        # Each index may use the part of the job's bound that its other servers leave.
+        entry_counts = {
+            server: len(k.observed.entries) for server, k in self._monitors.items() if k.observed is not None
+        }
+        free_entries = self._max_records - sum(entry_counts.values())
+        for server, monitor in self._monitors.items():
+            monitor.probe.most_entries = max(0, free_entries + entry_counts.get(server, 0))
+            monitor.probe.size_limit_bytes = part_of(self._size_limit_bytes, monitor.address.servers)
+            monitor.set_membership(self._status.membership, self._resting)
 
     def observed_servers(self) -> tuple[ObservedMemoryServer, ...]:
-        """Lists every holder that answered or that status names."""
-        kept = self._monitors.values()
-        gone = (*self._gone_instances.values(), *(old for k in kept for old in k.replaced))
-        known = {h.endpoint.instance: h for h in (*gone, *(k.observed for k in kept if k.observed is not None))}
+        """Returns every server that answered or that the status assigns, each instance once."""
+        monitors = self._monitors.values()
+        gone_servers = (*self._gone_instances.values(), *(old for k in monitors for old in k.replaced))
+        servers = {
+            h.endpoint.instance: h for h in (*gone_servers, *(k.observed for k in monitors if k.observed is not None))
+        }
         for endpoint in self._status.assigned_servers:
-            if endpoint.instance not in known:
-                known[endpoint.instance] = self._assigned_but_unseen(endpoint)
-        return tuple(known[holder] for holder in sorted(known, key=INSTANCE_ORDER))
+            if endpoint.instance not in servers:
+                servers[endpoint.instance] = self._assigned_but_unseen(endpoint)
+        return tuple(servers[instance] for instance in sorted(servers, key=INSTANCE_ORDER))
 
-    def usable_servers(self, epoch: int) -> UsableMemoryServers:
-        """Lists holders that agents of `epoch` may save to, or read."""
-        return usable_servers(self.observed_servers(), self._status.assigned_servers, epoch)
+    def usable_servers(self, generation: int) -> UsableMemoryServers:
+        """Returns the servers that agents of this generation may save to, or read."""
+        return usable_servers(self.observed_servers(), self._status.assigned_servers, generation)
 
-    def fence(self, holder: MemoryServerInstance, epoch: int) -> bool:
-        """Starts to seal this holder and read its index.
+    def fence(self, instance: MemoryServerInstance, generation: int) -> bool:
+        """Starts to fence this server and to read its index; `changed` is called once that succeeded or failed.
 
-        `changed` is called once it is done or failed. Returns whether it is still to be done.
+        Returns:
+            Whether that is still to be done; False also if no monitor observed this instance last.
         """
-        kept = self._monitor_of(holder)
-        return kept is not None and kept.request_fence(epoch)
+        monitor = self._monitor_of(instance)
+        return monitor is not None and monitor.request_fence(generation)
 
     @property
     def layouts_known(self) -> frozenset[str]:
-        """Digests of all layout records known here."""
+        """Digests of all layout records that are cached here."""
         return self._layouts.digests
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Records that broke a bound when they were read last, a sentence each."""
-        sentences = (sentence for kept in self._monitors.values() for sentence in kept.probe.refused)
-        return (*islice(sentences, MOST_REFUSED), *islice(self._refused_listed.values(), MOST_REFUSED))
+        """Descriptions of records that exceeded a bound in the last read."""
+        sentences = (sentence for monitor in self._monitors.values() for sentence in monitor.probe.refused)
+        return (*islice(sentences, MAX_REFUSED), *islice(self._refused_listed.values(), MAX_REFUSED))
 
     async def covers(
         self,
         persistent: Sequence[RankManifest],
         layouts: Mapping[str, str],
-        holders: Sequence[ObservedMemoryServer],
+        servers: Sequence[ObservedMemoryServer],
     ) -> Covers:
-        """Whether each needed set of layouts covers every tensor once.
+        """Returns whether each needed set of layouts covers every tensor exactly once.
 
-        Sets that are not known yet are left out. `holders`: as the plan sees them.
+        Args:
+            persistent: Manifests that the listing of the persistent tier contains.
+            layouts: Layout records that listings contain, by digest.
+            servers: The servers that the plan uses.
+
+        Returns:
+            The answer for each set of digests. Sets with a layout that is not known yet are left out.
         """
-        # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
-        read = [h for h in holders if h.state == "Ready"]
-        key = (persistent, *((h.endpoint.instance, h.entries) for h in read))
+        # Collect the needed sets only if an index or the listing changed, not for each message of an agent.
+        readable_servers = [h for h in servers if h.state == "Ready"]
+        key = (persistent, *((h.endpoint.instance, h.entries) for h in readable_servers))
         if not _is_same(key, self._needed_layouts[0]):
-            self._named = {m.layout for entries in (persistent, *(h.entries for h in holders)) for m in entries}
+            self._named = {m.layout for entries in (persistent, *(h.entries for h in servers)) for m in entries}
             self._layouts.keep(self._named)
-            self._refused_listed = {d: why for d, why in self._refused_listed.items() if d in self._named}
-            entries = {h.endpoint.instance: h.entries for h in read}
+            self._refused_listed = {d: reason for d, reason in self._refused_listed.items() if d in self._named}
+            entries = {h.endpoint.instance: h.entries for h in readable_servers}
             self._needed_layouts = (key, frozenset(layouts_to_check(TierReading(entries, tuple(persistent)))))
-            if len(self._covers) > MOST_COVERS:
+            if len(self._covers) > MAX_COVERS:
                 self._covers = {
                     digests: answer for digests, answer in self._covers.items() if digests in self._needed_layouts[1]
                 }
         await self._add_layouts({d: text for d, text in layouts.items() if d in self._named and d not in self._layouts})
-        wanted = self._needed_layouts[1]
-        for digests in wanted - set(self._covers):
-            found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
-            if len(found) == len(digests):
-                problem = await asyncio.to_thread(uncovered, found)
+        needed_sets = self._needed_layouts[1]
+        # Check the sets that have no answer yet, in a thread: large jobs have many tensors.
+        for digests in needed_sets - set(self._covers):
+            set_layouts = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
+            if len(set_layouts) == len(digests):
+                problem = await asyncio.to_thread(uncovered, set_layouts)
                 self._covers[digests] = problem is None
                 if problem is not None:
-                    log.warning("a checkpoint is unusable: %s", problem)
+                    log.warning("cannot use a checkpoint, its layouts do not cover every tensor once: %s", problem)
         return dict(self._covers)
 
-    async def drop(self, drops: Mapping[MemoryServerInstance, Sequence[RankSave]], epoch: int, seconds: float) -> None:
-        """Drops saves from exactly these instances, within `seconds`.
+    async def drop(
+        self, drops: Mapping[MemoryServerInstance, Sequence[RankSave]], generation: int, seconds: float
+    ) -> None:
+        """Drops saves from exactly these instances, within `seconds`. Failed drops are planned again.
 
-        What fails is planned again. It ends once the world changes: nothing is dropped while one is Claimed.
+        It stops once the membership changes, because nothing may be dropped while one is claimed.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
+        deadline = loop.time() + seconds
 
-        def due() -> bool:
-            world = self._status.membership
-            still = world is not None and (world.generation, world.state) == (epoch, "Committed")
-            return still and loop.time() < until
+        def may_continue() -> bool:
+            membership = self._status.membership
+            is_current = membership is not None and (membership.generation, membership.state) == (
+                generation,
+                "Committed",
+            )
+            return is_current and loop.time() < deadline
 
         calls = []
-        for holder, saves in drops.items():
-            kept = self._monitor_of(holder)
-            if kept is None or kept.observed is None:
+        for instance, saves in drops.items():
+            monitor = self._monitor_of(instance)
+            if monitor is None or monitor.observed is None:
                 continue
-            chunks = {m.save: m.chunks for m in kept.observed.entries}
-            todo = [(save, chunks[save]) for save in saves if save in chunks]
+            chunks = {m.save: m.chunks for m in monitor.observed.entries}
+            indexed_saves = [(save, chunks[save]) for save in saves if save in chunks]
             calls.append(
-                self._run_call(kept.address.server_id, "drop", kept.call(kept.probe.drop(holder, todo, epoch, due)))
+                self._run_call(
+                    monitor.address.server_id,
+                    "drop",
+                    monitor.call(monitor.probe.drop(instance, indexed_saves, generation, may_continue)),
+                )
             )
         await asyncio.gather(*calls)
-        for holder in drops:
-            kept = self._monitor_of(holder)
-            if kept is not None:
-                kept.request_read()
+        for instance in drops:
+            monitor = self._monitor_of(instance)
+            if monitor is not None:
+                monitor.request_read()
 
-    async def set_watermark(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """Writes the watermark to every holder that is sealed at `epoch`."""
+    async def set_watermark(self, checkpoint: Checkpoint, generation: int) -> None:
+        """Writes the watermark to every server that is fenced at this generation."""
         calls = []
-        for seen in self.observed_servers():
-            kept = self._monitor_of(seen.endpoint.instance)
-            if kept is not None and seen.state == "Ready" and (seen.fence or 0) >= epoch:
-                work = kept.call(kept.probe.set_watermark(seen.endpoint.instance, checkpoint, epoch))
-                calls.append(self._run_call(kept.address.server_id, "mark", work))
+        for server in self.observed_servers():
+            monitor = self._monitor_of(server.endpoint.instance)
+            if monitor is not None and server.state == "Ready" and (server.fence or 0) >= generation:
+                work = monitor.call(monitor.probe.set_watermark(server.endpoint.instance, checkpoint, generation))
+                calls.append(self._run_call(monitor.address.server_id, "mark", work))
         await asyncio.gather(*calls)
 
     async def delete_uncommitted(
         self, watermark: Checkpoint | None, busy: frozenset[RankSave], settled: Collection[ClosedSteps] = ()
     ) -> None:
-        """Removes data without an index entry that the last sweep found too."""
-        world = self._status.membership
-        if world is None or world.state != "Committed":
+        """Removes data without an index entry that was already found the last time.
+
+        Args:
+            watermark: Newest checkpoint with enough copies in memory; None: none yet.
+            busy: Saves that agents are copying now.
+            settled: For each worker, the steps that it has finished saving or missed.
+        """
+        membership = self._status.membership
+        if membership is None or membership.state != "Committed":
             self._found = {}
             return
-        superfluous = partial(orphaned_keys, epoch=world.generation, watermark=watermark, busy=busy, settled=settled)
+        select_keys = partial(
+            orphaned_keys, generation=membership.generation, watermark=watermark, busy=busy, settled=settled
+        )
         calls = [
-            self._run_call(kept.address.server_id, "sweep", self._sweep(kept, world, superfluous))
-            for kept in self._monitors.values()
-            if kept.observed is not None
-            and kept.observed.state == "Ready"
-            and (kept.observed.fence or 0) >= world.generation
+            self._run_call(monitor.address.server_id, "sweep", self._sweep(monitor, membership, select_keys))
+            for monitor in self._monitors.values()
+            if monitor.observed is not None
+            and monitor.observed.state == "Ready"
+            and (monitor.observed.fence or 0) >= membership.generation
         ]
         await asyncio.gather(*calls)
 
     async def delete_job(self) -> None:
-        """Removes the job from every answering holder and stops monitoring."""
-        kept = tuple(self._monitors.values())
-        for one in kept:
-            one.detach()
+        """Removes the job from every server that answers, and stops monitoring."""
+        monitors = tuple(self._monitors.values())
+        for monitor in monitors:
+            monitor.detach()
         await asyncio.gather(
-            *(self._run_call(one.address.server_id, "clean", one.call(one.probe.delete_job())) for one in kept)
+            *(
+                self._run_call(monitor.address.server_id, "clean", monitor.call(monitor.probe.delete_job()))
+                for monitor in monitors
+            )
         )
         self._monitors.clear()
         self._gone_instances.clear()
@@ -535,82 +595,85 @@ class JobMemoryServers:
         self._changed(True)
 
     async def close(self) -> None:
-        """Ends every task; holders stay as they are.
-
-        It waits for calls under way, within their time limits.
-        """
-        for kept in self._monitors.values():
-            await kept.close()
+        """Ends all tasks. The servers keep their data. Waits for the calls in progress, within their time limits."""
+        for monitor in self._monitors.values():
+            await monitor.close()
         await self._closing.join()
         self._monitors.clear()
 
     async def _sweep(
-        self, kept: MemoryServerMonitor, world: Membership, superfluous: Callable[[_Found, _Found], _Found]
+        self, monitor: MemoryServerMonitor, membership: Membership, select_keys: Callable[[_Found, _Found], _Found]
     ) -> None:
-        assert kept.observed is not None, "only holders that answered are swept"
-        holder = kept.observed.endpoint.instance
-        found = await kept.call(kept.probe.unindexed())
-        left = superfluous(found, self._found.get(holder, {}))
-        self._found[holder] = found
-        if left and self._status.membership == world:
-            gone = await kept.call(kept.probe.delete_uncommitted(holder, left, world.generation))
-            log.info("%s: %d keys without an index entry were removed", holder, gone)
+        assert monitor.observed is not None, "only servers that answered are swept"
+        instance = monitor.observed.endpoint.instance
+        unindexed_keys = await monitor.call(monitor.probe.unindexed())
+        removable_keys = select_keys(unindexed_keys, self._found.get(instance, {}))
+        self._found[instance] = unindexed_keys
+        if removable_keys and self._status.membership == membership:
+            removed_count = await monitor.call(
+                monitor.probe.delete_uncommitted(instance, removable_keys, membership.generation)
+            )
+            log.info("%s: removed %d leftover keys without an index entry", instance, removed_count)
 
-    async def _run_call(self, server: MemoryServerId, what: str, work: Awaitable[object]) -> None:
-        """Carries one call out; a failure is counted and logged, for the next plan asks again."""
+    async def _run_call(self, server: MemoryServerId, action: str, work: Awaitable[object]) -> None:
+        """Runs one call; a failure is counted and logged, and the next plan repeats the call."""
         try:
             await work
         except SurefootError as error:
-            metrics.memory_call_failures.labels(what).inc()
-            log.warning("%s on %s failed: %s", what, server, error)
+            metrics.memory_call_failures.labels(action).inc()
+            log.warning("`%s` on the memory server on %s failed, the next plan repeats it: %s", action, server, error)
 
-    def _monitor_of(self, holder: MemoryServerInstance) -> MemoryServerMonitor | None:
-        """The monitor that saw this very instance last: of its node's few servers one."""
-        for number in range(self._servers):
-            kept = self._monitors.get(MemoryServerId(holder.node, number))
-            if kept is not None and kept.observed is not None and kept.observed.endpoint.instance == holder:
-                return kept
+    def _monitor_of(self, instance: MemoryServerInstance) -> MemoryServerMonitor | None:
+        """Returns the monitor that observed exactly this instance last; None: no monitor did."""
+        for server_index in range(self._servers):
+            monitor = self._monitors.get(MemoryServerId(instance.node, server_index))
+            if monitor is not None and monitor.observed is not None and monitor.observed.endpoint.instance == instance:
+                return monitor
         return None
 
-    def _retire(self, kept: MemoryServerMonitor) -> None:
-        """The process there ended or was replaced: what it held is gone for good."""
-        del self._monitors[kept.address.server_id]
-        if kept.observed is not None:
-            self._gone_instances[kept.observed.endpoint.instance] = replace(
-                kept.observed, state="Gone", since_seconds=self._clock()
+    def _retire(self, monitor: MemoryServerMonitor) -> None:
+        """Ends monitoring of a process that ended or was replaced; its data is gone for good."""
+        del self._monitors[monitor.address.server_id]
+        if monitor.observed is not None:
+            self._gone_instances[monitor.observed.endpoint.instance] = replace(
+                monitor.observed, state="Gone", since_seconds=self._clock()
             )
-        self._collect(kept)
-        self._start_closing(kept)
+        self._collect(monitor)
+        self._start_closing(monitor)
 
-    def _start_closing(self, kept: MemoryServerMonitor) -> None:
-        kept.detach()
-        self._closing.start(kept.close(), f"leaving the holder on {kept.address.server_id}")
+    def _start_closing(self, monitor: MemoryServerMonitor) -> None:
+        monitor.detach()
+        self._closing.start(monitor.close(), f"disconnecting from the memory server on {monitor.address.server_id}")
 
-    def _collect(self, kept: MemoryServerMonitor) -> None:
-        while kept.replaced:
-            gone = kept.replaced.pop()
-            self._gone_instances[gone.endpoint.instance] = gone
+    def _collect(self, monitor: MemoryServerMonitor) -> None:
+        while monitor.replaced:
+            server = monitor.replaced.pop()
+            self._gone_instances[server.endpoint.instance] = server
 
     def _remember(self) -> None:
-        """Gone is known of those that status names; of others nobody asks."""
-        for one in self._monitors.values():
-            self._collect(one)
-        named = {endpoint.instance: endpoint for endpoint in self._status.assigned_servers}
-        for holder, endpoint in named.items():
-            place, kept = self._addresses.get(endpoint.server_id), self._monitors.get(endpoint.server_id)
-            other = kept is not None and kept.observed is not None and kept.observed.endpoint.instance != holder
-            dead = (place is not None and not place.running) or self._is_removed(endpoint.server_id)
-            if (other or dead) and holder not in self._gone_instances:
-                self._gone_instances[holder] = ObservedMemoryServer(endpoint, "Gone", self._clock())
-        self._gone_instances = {holder: seen for holder, seen in self._gone_instances.items() if holder in named}
+        """Remembers which assigned instances are gone; other instances do not matter to plans."""
+        for monitor in self._monitors.values():
+            self._collect(monitor)
+        assigned_endpoints = {endpoint.instance: endpoint for endpoint in self._status.assigned_servers}
+        for instance, endpoint in assigned_endpoints.items():
+            address, current = self._addresses.get(endpoint.server_id), self._monitors.get(endpoint.server_id)
+            is_replaced = (
+                current is not None and current.observed is not None and current.observed.endpoint.instance != instance
+            )
+            has_ended = (address is not None and not address.running) or self._is_removed(endpoint.server_id)
+            if (is_replaced or has_ended) and instance not in self._gone_instances:
+                self._gone_instances[instance] = ObservedMemoryServer(endpoint, "Gone", self._clock())
+        self._gone_instances = {
+            instance: server for instance, server in self._gone_instances.items() if instance in assigned_endpoints
+        }
 
     def _is_removed(self, server: MemoryServerId) -> bool:
-        """Whether its node runs fewer servers by now."""
-        first = self._addresses.get(MemoryServerId(server.node, 0))
-        return first is not None and first.running and server.server_index >= first.servers
+        """Returns whether its node runs fewer servers by now, so that this one no longer exists."""
+        first_server = self._addresses.get(MemoryServerId(server.node, 0))
+        return first_server is not None and first_server.running and server.server_index >= first_server.servers
 
     async def _add_layouts(self, layouts: Mapping[str, str]) -> None:
-        """Layout records that a listing brought; one that is damaged is left out."""
+        """Caches the layout records of a listing; corrupt ones are left out."""
         for digest, text in layouts.items():
             if digest in self._refused_listed:
                 continue
@@ -620,24 +683,25 @@ class JobMemoryServers:
                 if isinstance(error, OutOfBounds):
                     self._refused_listed[digest] = str(error)
                 metrics.memory_corrupt_entries.inc()
-                log.warning("layout %s of the persistent tier is damaged: %s", digest, error)
+                log.warning("layout %s of the persistent tier is corrupt: %s", digest, error)
 
     def _assigned_but_unseen(self, endpoint: MemoryServerEndpoint) -> ObservedMemoryServer:
-        """Named in status, and not seen in this term."""
-        kept = self._monitors.get(endpoint.server_id)
-        silent = ObservedMemoryServer(endpoint, "Unreachable", self._membership_changed_seconds())
+        """Builds the entry of a server that the status assigns, but that did not answer in this term."""
+        monitor = self._monitors.get(endpoint.server_id)
+        unreachable = ObservedMemoryServer(endpoint, "Unreachable", self._membership_changed_seconds())
         return (
-            silent
-            if kept is None
-            else replace(silent, last_error=kept.last_error, rejects_operator=kept.rejects_operator)
+            unreachable
+            if monitor is None
+            else replace(unreachable, last_error=monitor.last_error, rejects_operator=monitor.rejects_operator)
         )
 
     def _membership_changed_seconds(self) -> float:
-        world = self._status.membership
+        membership = self._status.membership
         now = self._clock()
-        return min(world.changed_seconds, now) if world is not None else now  # another leader's clock may be ahead
+        # Another leader's clock may be ahead of this one.
+        return min(membership.changed_seconds, now) if membership is not None else now
 
 
-def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Whether these are equal; of equal tuples that are one object nothing is compared."""
-    return len(one) == len(other) and all(a is b or a == b for a, b in zip(one, other, strict=True))
+def _is_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
+    """Returns whether both are equal; compares identical elements by identity, which is cheap."""
+    return len(first) == len(second) and all(a is b or a == b for a, b in zip(first, second, strict=True))

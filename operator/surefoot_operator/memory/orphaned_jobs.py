@@ -1,7 +1,7 @@
-"""Removes from holders the data of jobs that no longer exist.
+"""Removes the data of jobs that no longer exist from memory servers.
 
-The fallback for a deletion that no leader saw, or during which a holder was away. `absences` decides and is pure;
-`OrphanSweep` asks the holders and removes. Owned by the leader's `memory_tier_maintenance`.
+This is the fallback for a deletion that no leader observed, or during which a server was unreachable. `absences`
+decides and is pure. `OrphanSweep` calls the servers. Owned by the leader's `memory_tier_maintenance`.
 """
 
 from __future__ import annotations
@@ -20,80 +20,94 @@ from surefoot_operator.memory.connection_pool import MemoryServerAddress
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 600.0
-"""A job that was missing from every list for so long is gone, and not hidden by an API server that was restored."""
+"""A job missing from every list for this long no longer exists, and is not hidden by a restored API server."""
 MAX_GAP_SECONDS = 180.0
-"""Further apart than this, two lists say nothing about the time between them: counting begins anew."""
+"""Maximum time between two lists. After a longer gap the time between them is unknown, and counting starts over."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingJobs:
-    """When each job that holders still know was first missing.
-
-    `listed`: the newest list's time.
-    """
+    """Jobs with keys on memory servers that are missing from the list of all jobs."""
 
     since: Mapping[str, float] = field(default_factory=dict)
+    """By uid: when the job was first missing, in seconds of the caller's clock."""
     listed: float | None = None
+    """Time of the newest list; None: no list yet."""
 
 
-def absences(before: MissingJobs, live: Collection[str], found: Collection[str], now: float) -> MissingJobs:
-    """Updates absences with a new list of jobs.
+def absences(previous: MissingJobs, live: Collection[str], job_uids: Collection[str], now: float) -> MissingJobs:
+    """Updates the missing jobs with a new list.
 
-    `live`: every job of a list read through a quorum. `found`: jobs that some holder has keys of.
+    Args:
+        previous: The missing jobs as of the last list.
+        live: Uids of all jobs, from a list read through a quorum.
+        job_uids: Uids of the jobs that some memory server has keys of.
+        now: Time of the list, in seconds.
     """
-    known = before.since
-    if before.listed is None or now - before.listed > MAX_GAP_SECONDS or now < before.listed:
-        known = {}
-    return MissingJobs({job: known.get(job, now) for job in sorted(set(found) - set(live))}, now)
+    since_seconds = previous.since
+    if previous.listed is None or now - previous.listed > MAX_GAP_SECONDS or now < previous.listed:
+        since_seconds = {}
+    return MissingJobs({job: since_seconds.get(job, now) for job in sorted(set(job_uids) - set(live))}, now)
 
 
-def orphaned_jobs(absent: MissingJobs) -> tuple[str, ...]:
-    """Lists jobs that were missing long enough to be removed."""
-    now = absent.listed
-    return tuple(job for job, since in absent.since.items() if now is not None and now - since >= PATIENCE_SECONDS)
+def orphaned_jobs(missing_jobs: MissingJobs) -> tuple[str, ...]:
+    """Returns the jobs that have been missing for long enough to be removed."""
+    now = missing_jobs.listed
+    return tuple(
+        job
+        for job, since_seconds in missing_jobs.since.items()
+        if now is not None and now - since_seconds >= PATIENCE_SECONDS
+    )
 
 
 class OrphanSweep:
-    """Removes orphaned jobs; `user` names a job's account."""
+    """Removes orphaned jobs from memory servers; `user` returns the name of a job's account."""
 
     def __init__(self, user: Callable[[str], str], call_seconds: float, threads: int = 4) -> None:
         self._user, self._call_seconds = user, call_seconds
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="orphans")
         self._absent = MissingJobs()
 
-    async def observe(self, live: Collection[str], places: Sequence[MemoryServerAddress], now: float) -> None:
-        """Takes a list of all jobs and removes what is orphaned.
+    async def observe(self, live: Collection[str], addresses: Sequence[MemoryServerAddress], now: float) -> None:
+        """Takes a list of all jobs and removes the orphaned ones.
 
-        `live`: uids of every job, listed after the last call. A holder that does not answer is asked again the next
-        time.
+        Servers that do not answer are retried the next time.
+
+        Args:
+            live: Uids of all jobs, from a list that started after the last call.
+            addresses: Addresses of all memory servers.
+            now: Time of the list, in seconds.
         """
-        running = [place for place in places if place.running]
-        found = await asyncio.gather(*(self._on(place, self._jobs) for place in running))
-        by_place = dict(zip(running, found, strict=True))
-        everywhere = {job for jobs in found for job in jobs}
-        self._absent = absences(self._absent, live, everywhere, now)
-        gone = set(orphaned_jobs(self._absent))
+        running = [address for address in addresses if address.running]
+        jobs_by_server = await asyncio.gather(*(self._on(address, self._jobs) for address in running))
+        jobs_by_address = dict(zip(running, jobs_by_server, strict=True))
+        all_job_uids = {job for jobs in jobs_by_server for job in jobs}
+        self._absent = absences(self._absent, live, all_job_uids, now)
+        orphans = set(orphaned_jobs(self._absent))
         metrics.orphans.set(len(self._absent.since))
-        for place, jobs in by_place.items():
-            for job in sorted(gone.intersection(jobs)):
-                if await self._on(place, self._remove, job):
-                    log.info("job %s no longer exists: removing its keys on %s", job, place.server_id)
+        for address, jobs in jobs_by_address.items():
+            for job in sorted(orphans.intersection(jobs)):
+                if await self._on(address, self._remove, job):
+                    log.info("job %s no longer exists: removed its keys on %s", job, address.server_id)
 
     async def close(self) -> None:
+        """Waits for the calls in progress and ends the threads."""
         await asyncio.to_thread(self._pool.shutdown, True)
 
     async def _on(
-        self, place: MemoryServerAddress, work: Callable[..., frozenset[str]], *arguments: str
+        self, address: MemoryServerAddress, work: Callable[..., frozenset[str]], *arguments: str
     ) -> frozenset[str]:
-        """Runs `work` with a connection of its own, in a thread; nothing where the holder does not answer."""
+        """Runs `work` with its own connection, in a thread; returns nothing if the server does not answer."""
 
         def call() -> frozenset[str]:
-            admin = MemoryServerAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
+            admin = MemoryServerAdmin(
+                address.host, address.port, address.admin_password, self._call_seconds, address.tls_ca
+            )
             try:
                 return work(admin, *arguments)
             except SurefootError as error:
                 metrics.memory_call_failures.labels("orphans").inc()
-                log.info("cannot look for orphaned jobs: %s", error)
+                log.info("cannot check this memory server for orphaned jobs, retrying later: %s", error)
                 return frozenset()
             finally:
                 admin.close()

@@ -1,7 +1,7 @@
-"""Probes one holder for one job: provisions, seals and reads its index.
+"""Probes one memory server for one job: provisions, fences and reads its index.
 
-Called by `memory.job_servers`, one call at a time. Every call has its own time limit. TierUnavailable: the holder's
-state is unknown for now; Fenced: a newer epoch owns it.
+Called by `memory.job_servers`, one call at a time. Every call has its own time limit. TierUnavailable means that the
+server's state is unknown for now. Fenced means that a newer generation owns the server.
 """
 
 from __future__ import annotations
@@ -39,89 +39,92 @@ log = logging.getLogger(__name__)
 
 
 # ---- quota -----------------------------------------------------------------------------------------------------------
-# Limits how much of one holder a job may use. Pure. Without it one job, wrong or hostile, fills a holder, and every
-# other job's saves are refused. A job alone on a holder may use all of it, and so may each while there is enough for
-# all.
+# Limits how much of one memory server a job may use. Pure. Without a limit one faulty or hostile job would fill a
+# server, and it would reject the saves of all other jobs. A job alone on a server may use all of it, and so may each of
+# several while there is enough for all.
 
 CROWDED = 0.85
-"""Share of its limit from which a holder counts as too small for all."""
+"""Used share of its limit from which a server counts as too small for all its jobs."""
 
 ROOMY = 0.75
-"""And below which it does not any more: what was closed is opened."""
+"""Used share of its limit below which the server has room again, so that closed accounts are opened."""
 
 TOLERANCE = 64
-"""A job may exceed its `sizeLimit` by one such part of it: digests, and what a server needs for each value."""
+"""A job may exceed its `sizeLimit` by 1/64, for digests and the server's overhead for each value."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaInputs:
-    """The figures that determine a job's part of one holder."""
+    """Values that determine a job's share of one memory server."""
 
     jobs: int
-    """That have an account there, this one too."""
+    """Number of jobs with an account there, including this one."""
     size_limit_bytes: int | None = None
-    """`checkpoint.memory.sizeLimit`."""
+    """The job's `checkpoint.memory.sizeLimit` for this server; None: no limit."""
 
 
 def may_exceed_quota(memory: ServerMemory, size_limit_bytes: int | None) -> bool:
-    """Whether the server's own figures allow that a job exceeds its part.
+    """Returns whether the server's own figures leave it possible that a job exceeds its share.
 
-    A measurement costs.
+    A cheap check before the job's keys are measured, which costs the server time.
     """
     if size_limit_bytes is not None and memory.used_bytes > size_limit_bytes:
         return True
     return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
 
 
-def quota_violation(held_bytes: int, memory: ServerMemory, terms: QuotaInputs, closed: bool) -> str:
-    """Says why the job's account is closed here; empty: it is open.
+def quota_violation(used_bytes: int, memory: ServerMemory, quota: QuotaInputs, closed: bool) -> str:
+    """Describes why the job's account must be closed on this server; empty: it may be open.
 
     Args:
-        held_bytes: Size of all keys of the job there.
-        memory: Of the whole server.
-        terms: The job's share and limit.
-        closed: Whether it is closed now; then it stays so until there is room again.
+        used_bytes: Size of all keys of the job there.
+        memory: Memory usage of the whole server.
+        quota: The job's limit, and the number of jobs that share the server.
+        closed: Whether the account is closed now. It then stays closed until the server has room again (`ROOMY`).
     """
-    limit = terms.size_limit_bytes
-    if limit is not None and held_bytes > limit + limit // TOLERANCE:
+    size_limit_bytes = quota.size_limit_bytes
+    if size_limit_bytes is not None and used_bytes > size_limit_bytes + size_limit_bytes // TOLERANCE:
         return (
-            f"it holds {format_bytes(held_bytes)} there, more than its sizeLimit of {format_bytes(limit)}: raise"
+            f"it uses {format_bytes(used_bytes)} there, more than its sizeLimit of {format_bytes(size_limit_bytes)}: raise"
             " checkpoint.memory.sizeLimit, keep fewer checkpoints or train with more workers"
         )
-    part = memory.limit_bytes // max(1, terms.jobs)
+    share_bytes = memory.limit_bytes // max(1, quota.jobs)
     crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY if closed else CROWDED)
-    if terms.jobs > 1 and memory.limit_bytes and crowded and held_bytes > part:
+    if quota.jobs > 1 and memory.limit_bytes and crowded and used_bytes > share_bytes:
         return (
-            f"it holds {format_bytes(held_bytes)} of the {format_bytes(memory.limit_bytes)} that {terms.jobs} jobs share there, more"
-            f" than its part of {format_bytes(part)}, and there is not enough for all: raise the memory tier's maxMemory, keep"
-            " fewer checkpoints, use fewer replicas or train with more workers"
+            f"it uses {format_bytes(used_bytes)} of the {format_bytes(memory.limit_bytes)} that {quota.jobs} jobs share"
+            f" there, more than its share of {format_bytes(share_bytes)}, and there is not enough for all: raise the memory"
+            " tier's maxMemory, keep fewer checkpoints, use fewer replicas or train with more workers"
         )
     return ""
 
 
 # ---- layout records --------------------------------------------------------------------------------------------------
-# Keeps the layout records that one job's indexes and listings name. Owned by `memory.job_servers`, lent to its probes.
-# Bounded by what the job runs: records that nothing names any more are let go, and one that would take more than the
-# job's bound is refused by name.
+# Caches the layout records that one job's indexes and listings refer to. Owned by `memory.job_servers`, lent to its
+# probes. The job's size bounds the cache: records that nothing refers to are removed, and a record that would exceed
+# the bound is rejected with its digest in the error.
 
 UNNAMED_SECONDS = 60.0
-"""A record may be read before the index that names it is known: longer than any visit of a holder takes."""
+"""How long to keep a record that nothing refers to. It may be read before the index that refers to it; no visit of a
+memory server takes longer."""
 
 
 class LayoutShelf:
-    """Layout records by digest; `add` may be called in threads."""
+    """Caches layout records by digest; `add` may be called in threads."""
 
     def __init__(self) -> None:
         self.max_values = bounds.max_layout_values(0)
-        """How many numbers, texts and lists all of them may have."""
+        """Maximum number of values (numbers, texts and lists) in all records together."""
         self._layouts: dict[str, tuple[Layout, int, float]] = {}
-        """With the number of its values, and when it was read."""
+        """By digest: the record, the number of its values, and when it was read (monotonic clock)."""
         self._values = 0
-        """Of all of them: added up anew for each record, ten thousand ranks' would take fifty million additions."""
+        """Number of values in all records. A running total: adding up ten thousand records for each new one would take
+        fifty million additions."""
         self._reading, self._changing = threading.Lock(), threading.Lock()
 
     @property
     def digests(self) -> frozenset[str]:
+        """Digests of all cached records."""
         return frozenset(self._layouts)
 
     def __contains__(self, digest: str) -> bool:
@@ -131,117 +134,129 @@ class LayoutShelf:
         return self._layouts[digest][0]
 
     def add_verified(self, digest: str, text: str) -> None:
-        """Adds a record as it was received. Raises ProtocolError, too, if its bytes do not match its digest."""
+        """Adds a record as it was received; also raises ProtocolError if its bytes do not match its digest."""
         if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
             raise ProtocolError("its bytes do not match its digest")
         self.add(digest, text)
 
     def add(self, digest: str, text: str) -> None:
-        """Reads a record whose digest was compared.
+        """Parses and adds a record whose digest was verified.
 
-        One at a time: each may take a hundred megabytes for a moment.
+        Runs one at a time, because parsing may need a hundred megabytes for a moment.
 
         Raises:
-            ProtocolError: it cannot be read; OutOfBounds: or takes more than the job may.
+            ProtocolError: The record cannot be read.
+            OutOfBounds: The job's records would together exceed `max_values`.
         """
         with self._reading:
-            values = bounds.values_of(text)
-            total = self._values - self._values_of(digest) + values
-            if total > self.max_values:
+            # Check the bound before parsing: a hostile record must not fill the memory first.
+            value_count = bounds.values_of(text)
+            total_count = self._values - self._values_of(digest) + value_count
+            if total_count > self.max_values:
                 bound = f"0 to {self.max_values} for a job of its size"
-                raise OutOfBounds(f"layout {digest}", "the number of values of all layouts", str(total), bound)
+                raise OutOfBounds(f"layout {digest}", "the number of values of all layouts", str(total_count), bound)
             layout = Layout.from_json(text)
             with self._changing:
-                self._values += values - self._values_of(digest)
-                self._layouts[digest] = (layout, values, time.monotonic())
+                self._values += value_count - self._values_of(digest)
+                self._layouts[digest] = (layout, value_count, time.monotonic())
 
-    def keep(self, named: Collection[str]) -> None:
-        """Lets records go that nothing names any more; what was just read is named in a moment."""
-        old = time.monotonic() - UNNAMED_SECONDS
-        for digest in self.digests - set(named):
-            if self._layouts[digest][2] < old:
+    def keep(self, named_digests: Collection[str]) -> None:
+        """Removes records that nothing refers to, except those read within the last minute."""
+        oldest_seconds = time.monotonic() - UNNAMED_SECONDS
+        for digest in self.digests - set(named_digests):
+            if self._layouts[digest][2] < oldest_seconds:
                 with self._changing:
                     self._values -= self._values_of(digest)
                     del self._layouts[digest]
 
     def _values_of(self, digest: str) -> int:
-        known = self._layouts.get(digest)
-        return known[1] if known is not None else 0
+        cached = self._layouts.get(digest)
+        return cached[1] if cached is not None else 0
 
 
 # ---- server probe ----------------------------------------------------------------------------------------------------
 
 MEASURED_SECONDS = 0.5
-"""A job's keys on a crowded holder are measured at most so often."""
+"""Minimum time between two measurements of a job's keys on a crowded server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The purpose of a visit; `epoch` is that of status.membership."""
+    """Requests the steps of one visit."""
 
     generation: int
+    """Generation of `status.membership`."""
     claimed: bool
+    """Whether the membership is only claimed, not committed."""
     fence: bool
-    """Seal at `epoch` before reading: the order of a claim, or what a returning holder needs first."""
+    """Fence at `generation` before reading, as a claim requires."""
     read: bool
+    """Read the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The result of a visit; `index` None: it was not read."""
+    """The result of a visit."""
 
     endpoint: MemoryServerEndpoint
     fence: int
+    """Generation that the server is fenced at; writers of older generations are rejected."""
     index: MemoryServerIndex | None
+    """None: it was not read."""
     memory: ServerMemory | None = None
-    """As of the index."""
+    """Memory usage of the server when the index was read; None with it."""
     closed: str = ""
     """Why the job may not write there; empty: it may."""
 
 
 class MemoryServerProbe:
-    """Makes one job's calls to one holder, over the shared connection."""
+    """Makes one job's calls to one memory server, over the shared connection."""
 
     def __init__(
         self,
-        place: MemoryServerAddress,
+        address: MemoryServerAddress,
         shared: SharedMemoryServer,
         job: str,
         account: Credentials,
         layouts: LayoutShelf,
     ) -> None:
-        self._address, self._shared, self._job, self._account = place, shared, job, account
+        self._address, self._shared, self._job, self._account = address, shared, job, account
         self._closures = shared.settings.closures
-        self._admin = AdminCalls(place.host, place.port)
+        self._admin = AdminCalls(address.host, address.port)
         self._calls: FencedCalls | None = None
         self._endpoint: MemoryServerEndpoint | None = None
         self._run = ""
         self._fence = -1
         self._layouts = layouts
-        """Every layout record that the job read so far, by digest; shared by all its probes."""
+        """All layout records that the job has read, shared by its probes."""
         self._reported_damage: set[str] = set()
         self.most_entries = bounds.MAX_INDEX_ENTRIES
-        """Of the index: what the job's other holders leave of its bound."""
+        """Maximum index entries to read: the job's bound, less the entries on its other servers."""
         self.refused: tuple[str, ...] = ()
-        """Records that broke a bound when they were read last, a sentence each."""
+        """Descriptions of records that exceeded a bound in the last read."""
         self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
         self._closings = 0
         self._limits: tuple[int | None, int] = (None, 0)
-        """The job's own and the server's, as the account was judged by last."""
+        """The job's size limit and the server's limit, as of the last check of the quota."""
         self.size_limit_bytes: int | None = None
-        """Its part of `checkpoint.memory.sizeLimit`."""
+        """The part of `checkpoint.memory.sizeLimit` that applies to this server; None: no limit."""
         self.settling = False
-        """Whether a server that is nobody's yet is left to its companion."""
+        """Whether to leave an unused server to its sidecar, which may be prefaulting its memory."""
 
     @property
     def is_provisioned(self) -> bool:
-        """Whether the server that is connected to now was made this job's."""
+        """Returns whether the job was set up on the server that the connection reaches now."""
         return self._calls is not None and self._run == self._shared.run
 
     async def run(self, request: ProbeRequest) -> ProbeResult:
         """Provisions a new instance, then carries out the request.
 
-        After an answer that it did not expect the next visit looks everything up again.
+        After an unexpected answer, the next visit provisions again.
+
+        Raises:
+            TierUnavailable: The server does not answer.
+            Fenced: A newer generation owns the server.
+            ServerPrefaulting: No job may use the server yet.
         """
         try:
             if self._calls is None or self._run != self._shared.run:
@@ -249,23 +264,25 @@ class MemoryServerProbe:
             return await self._carry_out(request)
         except TierUnavailable:
             if self._shared.is_open:
-                self.forget()  # it answered, and is not as it was left; a line that broke says nothing of the server
+                self.forget()  # it answered, so its state changed; a broken connection would be no evidence of that
             raise
 
     async def _carry_out(self, request: ProbeRequest) -> ProbeResult:
         assert self._calls is not None, "provisioned just before"
-        assert self._endpoint is not None, "as the calls"
+        assert self._endpoint is not None, "set together with the calls"
         calls, endpoint = self._calls, self._endpoint
-        seal = request.fence or (not request.claimed and self._fence < request.generation)
-        if seal and self._fence < request.generation:
+        # Fence if it was requested, or if a server returns with an older fence after the commit.
+        must_fence = request.fence or (not request.claimed and self._fence < request.generation)
+        if must_fence and self._fence < request.generation:
             try:
                 await self._shared.run_exchange(calls.fence(request.generation))
                 self._fence = request.generation
             except Fenced:
-                # the plan must learn which epoch rules
+                # A newer generation owns the server: report its number to the plan.
                 self._fence = (await self._read_index(calls)).fence
         index = memory = None
-        if seal or request.read:
+        if must_fence or request.read:
+            # Read the index, then verify all that it refers to, and check the quota with the usage of the same moment.
             index, memory = await self._read_index(calls), await self._shared.memory()
             self._fence = max(self._fence, index.fence)
             self._note_damage(index.damaged)
@@ -275,7 +292,7 @@ class MemoryServerProbe:
         return ProbeResult(endpoint, self._fence, index, memory, self._closed)
 
     async def _read_index(self, calls: FencedCalls) -> MemoryServerIndex:
-        """Reads the index if it is within its bounds, else raises OutOfBounds and names it in `refused`."""
+        """Reads the index; if it exceeds its bound, describes that in `refused` and raises OutOfBounds."""
         try:
             return await self._shared.run_exchange(calls.index(most_entries=self.most_entries))
         except OutOfBounds as error:
@@ -283,109 +300,131 @@ class MemoryServerProbe:
             raise
 
     async def _enforce_quota(self, memory: ServerMemory) -> None:
-        """Closes the job's account here while it holds more than its part, and opens it again."""
+        """Closes the job's account here while it exceeds its quota, and opens it again afterwards."""
         now, limits = time.monotonic(), (self.size_limit_bytes, memory.limit_bytes)
         if limits != self._limits:
-            # somebody gave it more, or less: what it did under other limits is no reason to wait
+            # A limit was changed, so closures under the former limits no longer justify a wait.
             self._limits, self._closings, self._closed_until, self._measured_at = limits, 0, now, 0.0
         if not self._account.user or now < max(self._closed_until, self._measured_at + MEASURED_SECONDS):
             return
         if not self._closed and not may_exceed_quota(memory, limits[0]):
             return
+        # Measuring the keys costs the server time, so it comes last and at most every half second.
         self._measured_at = now
-        holding = self._admin.job_usage(self._job)
-        terms = QuotaInputs(await self._shared.run_exchange(holding.accounts()), limits[0])
-        held = await self._shared.run_exchange(holding.used_bytes())
-        why = quota_violation(held, memory, terms, bool(self._closed))
-        if why and not self._closed:
-            gone = await self._shared.run_exchange(holding.close(self._account))
+        usage_calls = self._admin.job_usage(self._job)
+        quota = QuotaInputs(await self._shared.run_exchange(usage_calls.accounts()), limits[0])
+        used_bytes = await self._shared.run_exchange(usage_calls.used_bytes())
+        reason = quota_violation(used_bytes, memory, quota, bool(self._closed))
+        if reason and not self._closed:
+            removed_count = await self._shared.run_exchange(usage_calls.close(self._account))
             self._closings += 1
             self._closed_until = now + self._closures.seconds(self._closings)
             metrics.memory_quota_exceeded.inc()
             log.warning(
-                "%s: closed the account of job %s: %s; removed %d keys", self._address.server_id, self._job, why, gone
+                "%s: closed the account of job %s until its memory is within the limits: %s; removed %d keys",
+                self._address.server_id,
+                self._job,
+                reason,
+                removed_count,
             )
-        elif self._closed and not why:
-            await self._shared.run_exchange(holding.open(self._account))
-            log.info("%s: opened the account of job %s again", self._address.server_id, self._job)
-        self._closed = why
+        elif self._closed and not reason:
+            await self._shared.run_exchange(usage_calls.open(self._account))
+            log.info(
+                "%s: opened the account of job %s again, it is within the limits", self._address.server_id, self._job
+            )
+        self._closed = reason
 
     def forget(self) -> None:
-        """Provisions anew at the next visit."""
+        """Makes the next visit provision the job again."""
         self._calls, self._endpoint, self._fence, self._closed = None, None, -1, ""
 
     async def drop(
-        self, holder: MemoryServerInstance, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]
+        self,
+        instance: MemoryServerInstance,
+        saves: Iterable[tuple[RankSave, int]],
+        generation: int,
+        may_continue: Callable[[], bool],
     ) -> int:
-        """Drops (save, chunks) from exactly this instance; returns how many.
+        """Drops saves from exactly this instance, and returns how many it dropped.
 
-        It stops once `due` says no.
+        Args:
+            instance: The instance; if another one answers, TierUnavailable is raised.
+            saves: Each rank save with its number of chunks.
+            generation: Generation that decided to drop them.
+            may_continue: Checked before each save; dropping stops once it returns False.
         """
-        calls, gone = self._of(holder), 0
+        calls, dropped_count = self._of(instance), 0
         for save, chunks in saves:
-            if not due():
+            if not may_continue():
                 break
-            await self._shared.run_exchange(calls.drop(save, epoch, chunks))
-            gone += 1
-        return gone
+            await self._shared.run_exchange(calls.drop(save, generation, chunks))
+            dropped_count += 1
+        return dropped_count
 
-    async def set_watermark(self, holder: MemoryServerInstance, checkpoint: Checkpoint, epoch: int) -> None:
-        """Writes the watermark to exactly this instance."""
-        await self._shared.run_exchange(self._of(holder).set_watermark(checkpoint, epoch))
+    async def set_watermark(self, instance: MemoryServerInstance, checkpoint: Checkpoint, generation: int) -> None:
+        """Writes the watermark to exactly this instance; raises TierUnavailable if another one answers."""
+        await self._shared.run_exchange(self._of(instance).set_watermark(checkpoint, generation))
 
     async def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
+        """Returns the keys that no index entry refers to, by save."""
         return await self._shared.run_exchange(self._admin.unindexed(self._job))
 
     async def delete_uncommitted(
-        self, holder: MemoryServerInstance, found: Mapping[RankSave, Sequence[str]], epoch: int
+        self, instance: MemoryServerInstance, keys_by_save: Mapping[RankSave, Sequence[str]], generation: int
     ) -> int:
-        """Removes leftover keys of uncommitted saves; returns how many.
+        """Removes leftover keys of uncommitted saves from exactly this instance.
 
-        From exactly this instance.
+        Returns:
+            The number of removed keys.
         """
-        calls, gone = self._of(holder), 0
-        for save, names in found.items():
-            if await self._shared.run_exchange(calls.delete_uncommitted(save, epoch, names)):
-                gone += len(names)
-        return gone
+        calls, removed_count = self._of(instance), 0
+        for save, names in keys_by_save.items():
+            if await self._shared.run_exchange(calls.delete_uncommitted(save, generation, names)):
+                removed_count += len(names)
+        return removed_count
 
     async def delete_job(self) -> None:
-        """Removes the job from this holder: account first, then every key."""
+        """Removes the job from this server: first its account, so that nothing is written, then every key."""
         await self._shared.run_exchange(self._admin.remove_job(self._job, self._account.user))
         self.forget()
 
-    def _of(self, holder: MemoryServerInstance) -> FencedCalls:
-        where = f"{self._address.host}:{self._address.port}"
+    def _of(self, instance: MemoryServerInstance) -> FencedCalls:
+        host_port = f"{self._address.host}:{self._address.port}"
         if self._calls is None or self._endpoint is None:
-            raise TierUnavailable(f"{holder} does not answer at {where}")
-        if self._endpoint.instance != holder:
-            raise TierUnavailable(f"{holder} is gone: {self._endpoint.instance} answers at {where}")
+            raise TierUnavailable(f"{instance} does not answer at {host_port}")
+        if self._endpoint.instance != instance:
+            raise TierUnavailable(f"{instance} was replaced: {self._endpoint.instance} answers at {host_port}")
         return self._calls
 
     async def _provision(self, request: ProbeRequest) -> None:
-        """Makes this instance the job's. One that a former leader provisioned keeps its fence while a claim waits for
-        drains: sealing it here, before its time, would refuse saves that may still arrive."""
+        """Sets the job up on this instance: account and fence.
+
+        An instance that a former leader provisioned keeps its fence while a claim waits for flushes. Fencing it here
+        would be too early: the server would reject saves that may still arrive.
+        """
         self.forget()
-        place, run = self._address, self._shared.run
-        instance = await self._shared.run_exchange(self._admin.instance())
-        tls = place.tls_ca is not None
-        holder = MemoryServerInstance(place.node, instance)
-        endpoint = MemoryServerEndpoint(holder, place.host, place.port, place.domain, tls, place.server)
+        address, run_id = self._address, self._shared.run
+        new_run_id = await self._shared.run_exchange(self._admin.instance())
+        tls = address.tls_ca is not None
+        instance = MemoryServerInstance(address.node, new_run_id)
+        endpoint = MemoryServerEndpoint(instance, address.host, address.port, address.domain, tls, address.server)
         calls = FencedCalls(endpoint, self._job)
-        known = -1
-        with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
-            known = (await self._read_index(calls)).fence
-        if known < 0 and (self.settling or await self._shared.run_exchange(self._admin.is_being_filled())):
+        stored_fence = -1
+        # The job may be unknown here. A server that does not answer is found by the next call.
+        with contextlib.suppress(TierUnavailable):
+            stored_fence = (await self._read_index(calls)).fence
+        if stored_fence < 0 and (self.settling or await self._shared.run_exchange(self._admin.is_being_filled())):
             raise ServerPrefaulting(
-                f"the memory of the holder on {place.server_id} is still being initialised; trying again", instance
+                f"the memory server on {address.server_id} is still prefaulting its memory; it is probed again",
+                new_run_id,
             )
-        fence = known if request.claimed and known >= 0 else max(known, request.generation)
+        fence = stored_fence if request.claimed and stored_fence >= 0 else max(stored_fence, request.generation)
         await self._shared.run_exchange(self._admin.provision(self._job, self._account, fence))
-        self._calls, self._endpoint, self._run, self._fence = calls, endpoint, run, fence
+        self._calls, self._endpoint, self._run, self._fence = calls, endpoint, run_id, fence
 
     async def _read_layouts(self, calls: FencedCalls, manifests: Iterable[RankManifest]) -> None:
-        """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
-        for digest in sorted({m.layout for m in manifests} - self._layouts.digests):
+        """Reads each layout once. A damaged one is logged, counted and left out: other servers may have a good copy."""
+        for digest in sorted({manifest.layout for manifest in manifests} - self._layouts.digests):
             try:
                 text = await self._shared.run_exchange(calls.read_layout(digest))
                 await asyncio.to_thread(self._layouts.add_verified, digest, text)
@@ -401,4 +440,4 @@ class MemoryServerProbe:
             if name not in self._reported_damage:
                 self._reported_damage.add(name)
                 metrics.memory_corrupt_entries.inc()
-                log.warning("damaged: %s; another copy is needed", name)
+                log.warning("corrupt: %s; another copy is needed", name)
