@@ -54,7 +54,7 @@ class Operator:
 
     def start(self, *flags: str) -> Operator:
         url = f"wss://{self.host}:{self.port}/v1/agents"
-        told = ["--namespace", self.namespace, "--only-namespace", self.namespace, "--pod-name", self.name]
+        told = ["--namespace", self.namespace, "--watch-namespace", self.namespace, "--pod-name", self.name]
         told += [
             "--coordinator-url",
             url,

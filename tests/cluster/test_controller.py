@@ -315,7 +315,7 @@ def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operato
 
     audience = said(token_of(api, name, "vault"))
     assert audience.retry is False
-    assert "the API server does not accept the token" in audience.reason
+    assert "the API server rejects the token" in audience.reason
     stranger = said(token_of(api, "stranger", "surefoot"))
     assert stranger.retry is False
     assert f"that worker is pod {name}" in stranger.reason

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/surefoot.surefoot-system"
 ENABLED = {"operator": {"admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}}}}
 SECONDS = scaled(60.0)
-REFUSED = 'admission webhook "trainingjobs.surefoot.dev" denied the request: the job cannot be run as it is written: '
+REFUSED = 'admission webhook "trainingjobs.surefoot.dev" denied the request: the job\'s spec is invalid: '
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_kubectl_says_at_once_what_the_server_would_say_to_the_pods(asking: Stag
     body = document(asking.asked("refused", FIXED), asking.installed.facts)
     body["spec"]["template"]["spec"]["tolleration"] = []
     said = apply(asking, body)
-    assert "denied the request: its pods would be refused: " in said
+    assert "denied the request: the API server would reject its pods: " in said
     assert 'unknown field "spec.tolleration"' in said
 
 
@@ -101,7 +101,7 @@ def test_an_eviction_waits_for_the_last_copy_and_costs_no_step(asking: Stage) ->
     with cordoned(asking, *others, node):
         code, said = evict(job, pod)
         assert code == 429, said
-        assert f"node {node} may not be left yet: job {asking.space.name}/{job.asked.name}: " in said
+        assert f"from node {node} would lose data: job {asking.space.name}/{job.asked.name}: " in said
         assert "has no copy on a node that stays" in said
         assert not job.pod_of(index)["metadata"].get("deletionTimestamp")
         asking.kubectl("uncordon", spare)

@@ -61,7 +61,9 @@ async def test_an_eviction_waits_while_something_would_be_lost_and_no_longer() -
     cluster = Cluster()
     refused = await cluster.verdict()
     assert (refused.allowed, refused.code, refused.reason) == (False, 429, "TooManyRequests")
-    assert refused.message.startswith("node n0 may not be left yet: job team/gpt: step 40 of generation 1 has no copy")
+    assert refused.message.startswith(
+        "evicting gpt-0-1 from node n0 would lose data: job team/gpt: step 40 of generation 1 has no copy"
+    )
     assert "kubectl delete pod gpt-0-1 does not wait" in refused.message
     cluster.lost.clear()
     assert await cluster.verdict() == ALLOWED
@@ -133,7 +135,7 @@ async def test_a_job_whose_pods_the_server_refuses_for_ever_is_refused_with_its_
     server.answers[PODS] = refuse
     refused = await JobReviewer(server.api, PodSettings()).review(created())
     assert (refused.allowed, refused.code) == (False, 422)
-    assert "its pods would be refused: " in refused.message
+    assert "the API server would reject its pods: " in refused.message
     assert 'unknown field "spec.tolleration"' in refused.message
 
 

@@ -120,7 +120,7 @@ async def test_a_pod_that_only_bears_a_workers_labels_is_no_worker(change: dict[
     stand = Stand()
     stand.pods[("team", "job-worker-0-1")] = {"metadata": {**POD["metadata"], **change}}
     found = await stand.refused(GOOD)
-    assert found == (False, "the token is that of pod team/job-worker-0-1, which job job-1 does not control")
+    assert found == (False, "the token belongs to pod team/job-worker-0-1, which job job-1 does not control")
 
 
 async def test_a_pod_of_another_namespace_is_no_worker_whatever_it_says_of_itself() -> None:
@@ -129,7 +129,7 @@ async def test_a_pod_of_another_namespace_is_no_worker_whatever_it_says_of_itsel
     stand.status["user"]["username"] = "system:serviceaccount:evil:default"
     stand.pods[("evil", "job-worker-0-1")] = {"metadata": {**POD["metadata"], "namespace": "evil"}}
     found = await stand.refused(GOOD)
-    assert found == (False, "the token is that of pod evil/job-worker-0-1, which job job-1 does not control")
+    assert found == (False, "the token belongs to pod evil/job-worker-0-1, which job job-1 does not control")
 
 
 async def test_a_stranger_in_disguise_does_not_send_the_true_worker_away() -> None:
@@ -148,7 +148,7 @@ async def test_a_pod_that_is_no_worker_is_told_who_is() -> None:
     extra["authentication.kubernetes.io/pod-name"] = ["stranger"]
     extra["authentication.kubernetes.io/pod-uid"] = ["stranger-uid"]
     found = await stand.refused(GOOD)
-    assert found == (False, "the token is that of pod team/stranger; that worker is pod job-worker-0-1")
+    assert found == (False, "the token belongs to pod team/stranger, but that worker is pod job-worker-0-1")
     other = await stand.refused(replace(GOOD, attempt=2))
     assert other is not None
     assert other[0] is True
@@ -158,7 +158,7 @@ async def test_a_token_of_nobody_is_refused_and_not_asked_about_each_time() -> N
     stand = Stand()
     stand.status = {"authenticated": False, "error": "invalid bearer token"}
     bad = replace(GOOD, token=token(salt="bad"))
-    assert await stand.refused(bad) == (False, "the API server does not accept the token: invalid bearer token")
+    assert await stand.refused(bad) == (False, "the API server rejects the token: invalid bearer token")
     assert await stand.refused(bad) is not None
     assert len(stand.bodies) == 1
     stand.now += 6
@@ -194,7 +194,7 @@ async def test_reviews_are_bounded_in_rate_and_in_number_at_once() -> None:
     stand.server.reachable.set()
     found = await asyncio.gather(*calls)
     assert found[:3] == [None, None, None]
-    assert found[3:] == [(True, "too many tokens are being reviewed: ask again")] * 2
+    assert found[3:] == [(True, "too many tokens are being reviewed: retry")] * 2
     stand.now += 1
     assert await stand.refused(replace(GOOD, token=token(salt="later"))) is None
 

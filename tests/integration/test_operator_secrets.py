@@ -72,7 +72,7 @@ async def test_a_change_in_between_is_not_lost(server: FakeApi) -> None:
 
 async def test_problems_are_sentences(server: FakeApi) -> None:
     server.keep(WHERE.path, {"metadata": {"name": "kept"}, "data": {"a": "%"}})
-    with pytest.raises(PlatformError, match="secret system/kept is damaged: delete it"):
+    with pytest.raises(PlatformError, match="secret system/kept is corrupt: delete it"):
         await load_or_create_secret(server.api, WHERE, dict)
     server.objects.clear()
 
@@ -81,7 +81,9 @@ async def test_problems_are_sentences(server: FakeApi) -> None:
             raise ApiError("POST", 404, "NotFound", 'namespaces "system" not found')
 
     server.before = nowhere
-    with pytest.raises(PlatformError, match="there is no namespace system: kubectl create namespace system"):
+    with pytest.raises(
+        PlatformError, match="namespace system does not exist: create it with kubectl create namespace system"
+    ):
         await load_or_create_secret(server.api, WHERE, lambda: {"a": b"1"})
     server.before = lambda verb, path: None
     stored(server, WHERE, {"root": b"short"})

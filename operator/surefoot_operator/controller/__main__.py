@@ -1,8 +1,8 @@
 """Runs `surefoot-operator`, the operator of a cluster, as a kopf operator.
 
-kopf has the process: signals, startup and cleanup. What it has not, and why, is in docs/adr/0005.
+kopf owns the process: signals, startup and cleanup. docs/adr/0005 explains which parts of kopf are not used.
 
-Exits with 0 after SIGTERM or SIGINT, with 1 and a message if it cannot run, with 2 for a setting that is not allowed.
+Exit codes: 0 after SIGTERM or SIGINT, 1 with a message if the operator cannot run, 2 for an invalid setting.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("surefoot_operator.controller")
 
 
 class OperatorProcess:
-    """Starts the operator when kopf starts, stops it when kopf stops, and stops kopf when it ends by itself."""
+    """Starts and stops the operator with kopf, and stops kopf when the operator ends by itself."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
@@ -47,8 +47,8 @@ class OperatorProcess:
         self._api: Api | None = None
 
     async def run(self) -> None:
-        """Runs until SIGTERM or SIGINT. Raises what the operator ended by."""
-        registry = kopf.OperatorRegistry()  # of our own: the default one is shared with whoever imports kopf
+        """Runs until SIGTERM or SIGINT; raises the operator's error if it ended by one."""
+        registry = kopf.OperatorRegistry()  # not the default one, which other code that imports kopf shares
         kopf.on.startup(registry=registry)(self._start)
         kopf.on.cleanup(registry=registry)(self._stop)
         kopf.on.login(registry=registry)(self._login)
@@ -59,12 +59,12 @@ class OperatorProcess:
                 settings=kopf_settings(),
                 standalone=True,  # the Lease decides who leads: kopf's peering is no fence
                 clusterwide=True,
-                # kopf would name itself after its user, who has no name in a container
+                # kopf would use the name of its user, who has no name in a container.
                 identity=cast(Any, "surefoot-operator"),
                 stop_flag=self._ended,
             )
         finally:
-            await self._stop()  # kopf runs no cleanup where it fails before its startup is over
+            await self._stop()  # kopf skips its cleanup if it fails during startup
             await api.close()
         if self._operator is not None:
             self._operator.result()
@@ -85,19 +85,19 @@ class OperatorProcess:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Configures kopf to write nothing, to watch nothing and never to end because of the API server."""
+    """Configures kopf to write nothing, watch nothing and survive any failure of the API server."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.networking.request_timeout = 10
     settings.networking.connect_timeout = 3
-    settings.networking.error_backoffs = itertools.repeat(5.0)  # of its discovery, which nothing here waits for
-    settings.process.ultimate_exiting_timeout = None  # it would kill the process while leases are released
+    settings.networking.error_backoffs = itertools.repeat(5.0)  # for kopf's discovery, which nothing here waits for
+    settings.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process before leases are released
     return settings
 
 
 async def connection_info(kubeconfig: Path | None) -> kopf.ConnectionInfo:
-    """Gives kopf our API server and identity. Raises FabricError."""
+    """Returns the API server and credentials for kopf. Raises PlatformError."""
     config = await load_configuration(kubeconfig)
     token = await config.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
@@ -112,10 +112,11 @@ async def connection_info(kubeconfig: Path | None) -> kopf.ConnectionInfo:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    here = NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.exists() else ""
+    """Runs the operator and returns its exit code."""
+    pod_namespace = NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.exists() else ""
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        settings = cluster_settings(os.environ, given, here, secrets.token_hex(3))
+        command_arguments = sys.argv[1:] if arguments is None else arguments
+        settings = cluster_settings(os.environ, command_arguments, pod_namespace, secrets.token_hex(3))
         begin_logs(settings.log_level, settings.log_format)
     except (InvalidSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")

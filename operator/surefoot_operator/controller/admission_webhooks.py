@@ -1,7 +1,7 @@
-"""Assembles the admission side of one replica.
+"""Assembles the admission webhooks of one replica.
 
-Made by the composition root where the chart enables it. Every replica answers for jobs; for evictions the one that leads
-their shard, which the Service in front of it selects: the API server asks each shard's, and any of them may refuse.
+Created by the composition root if the chart enables them. Every replica reviews jobs. Evictions are reviewed by the
+leader of each shard, which the Service in front of it selects: the API server asks every shard, and any may reject.
 """
 
 from __future__ import annotations
@@ -36,138 +36,153 @@ log = logging.getLogger(__name__)
 
 
 # ---- webhook trust ---------------------------------------------------------------------------------------------------
-# Keeps our authority in the webhooks' configuration. Touches the API server; run by the composition root while it
-# leads. The chart makes the configuration and cannot know the authority, which the operator makes itself. Without it
-# the API server trusts no answer, and lets everything in.
+# Keeps the operator's CA certificate in the webhooks' configuration. Touches the API server; run by the composition
+# root while it leads. The chart creates the configuration without the certificate, which the operator creates itself.
+# Without it the API server trusts no response of the webhooks and, by their failure policy, admits everything.
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 POLL_SECONDS = 60.0
-"""A release that is upgraded may write the configuration anew, without the authority."""
+"""An upgrade of the release may overwrite the configuration, without the certificate."""
 RETRY_SECONDS = 2.0
+"""Wait after a failed check."""
 
 
 def ca_bundle_patch(configuration: Mapping[str, Any], authority: str) -> list[dict[str, Any]]:
-    """Makes the JSON patch that has webhooks trust `authority`.
+    """Builds the JSON patch that makes the webhooks trust this CA certificate; empty: they trust it already.
 
-    Empty: they do. It tests the version: a release that is upgraded meanwhile may number its webhooks otherwise.
+    It tests the version, because an upgrade of the release may renumber the webhooks in between.
+
+    Args:
+        configuration: The ValidatingWebhookConfiguration as read.
+        authority: CA certificate in PEM.
     """
-    wanted = base64.b64encode(authority.encode()).decode()
+    ca_bundle = base64.b64encode(authority.encode()).decode()
     version = configuration.get("metadata", {}).get("resourceVersion")
     bundles = [
-        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": wanted}
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": ca_bundle}
         for index, webhook in enumerate(configuration.get("webhooks") or ())
-        if webhook["clientConfig"].get("caBundle") != wanted
+        if webhook["clientConfig"].get("caBundle") != ca_bundle
     ]
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *bundles] if bundles else []
 
 
 class CaBundleUpdater:
-    """Keeps one configuration trusting `authority`.
+    """Keeps a CA certificate in one webhook configuration.
 
-    It is PEM; an empty one is left to whoever brought the certificate.
+    Args:
+        api: Writes only while this replica leads.
+        name: Name of the ValidatingWebhookConfiguration.
+        authority: Returns the certificate in PEM; empty: it came from elsewhere, and its issuer configures the
+        webhooks.
     """
 
     def __init__(self, api: Api, name: str, authority: Callable[[], str]) -> None:
         self._api, self._path, self._authority = api, f"{CONFIGURATIONS}/{name}", authority
 
     async def run(self) -> None:
-        """Looks each minute, until cancelled. A failure is logged and retried."""
+        """Checks every minute, until cancelled. A failure is logged and retried."""
         await repeat(self._try_once)
 
     async def _try_once(self) -> float:
         try:
             await self.update_once()
         except PlatformError as error:
-            log.warning("the admission webhooks do not trust this operator yet: %s", error)
+            log.warning(
+                "cannot set the admission webhooks' CA certificate, retrying; the API server skips them: %s", error
+            )
             return RETRY_SECONDS
         return POLL_SECONDS
 
     async def update_once(self) -> None:
-        """Patches the configuration where it needs that. Raises FabricError."""
-        authority = self._authority()
-        if not authority:
+        """Patches the configuration if necessary. Raises PlatformError."""
+        ca_certificate = self._authority()
+        if not ca_certificate:
             return
-        operations = ca_bundle_patch(await self._api.get(self._path), authority)
+        operations = ca_bundle_patch(await self._api.get(self._path), ca_certificate)
         if operations:
             await self._api.patch(self._path, operations)
-            log.info("the admission webhooks %s trust this operator's authority", self._path.rsplit("/", 1)[1])
+            log.info("set the CA certificate of the admission webhooks %s", self._path.rsplit("/", 1)[1])
 
 
 # ---- admission review ------------------------------------------------------------------------------------------------
-# Reads an AdmissionReview and makes its answer. Pure; the format is `admission.k8s.io/v1`. What cannot be read is
-# refused as a bad request, which the API server answers by the webhook's failure policy: nothing is let in or kept out
-# by a guess.
+# Reads an AdmissionReview and builds its response. Pure; the format is `admission.k8s.io/v1`. An unreadable review is
+# rejected as a bad request. The API server then applies the webhook's failure policy, so nothing is admitted or
+# rejected by a guess.
 
 API_VERSION = "admission.k8s.io/v1"
 Object = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
 
 
 class InvalidAdmissionReview(OperatorError):
-    """What was posted is no AdmissionReview that this version knows."""
+    """The request body is not an AdmissionReview of a known version."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """One question of the API server."""
+    """A request of the API server to admit one operation."""
 
     uid: str
+    """Identifies the review; the response must repeat it."""
     operation: str
     """CREATE, UPDATE, DELETE or CONNECT."""
     namespace: str
+    """Namespace of the object."""
     name: str
-    """Empty where the server will make one from `generateName`."""
+    """Name of the object; empty if the server will generate it from `generateName`."""
     body: Object = field(default_factory=dict)
-    """As it would be stored."""
+    """The object as it would be stored; empty for a deletion."""
     old: Object = field(default_factory=dict)
-    """As it is stored; empty for what is created."""
+    """The object as it is stored; empty for a creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResponse:
-    """An answer, with the sentences that people get with it."""
+    """The response to one request, with the messages that users get."""
 
     allowed: bool
     message: str = ""
-    """Why it is not."""
+    """Why the operation is rejected; empty if it is allowed."""
     code: int = 200
+    """HTTP status of a rejection."""
     reason: str = ""
-    """As Kubernetes names it, of a refusal."""
+    """Kubernetes' reason for a rejection, such as `Invalid`; empty if the operation is allowed."""
     warnings: tuple[str, ...] = ()
-    """Shown by kubectl beside what is let in."""
+    """Messages that kubectl shows for an allowed operation."""
 
 
 ALLOWED = AdmissionResponse(True)
 
 
 def reject(message: str) -> AdmissionResponse:
-    """Refuses what is never right; nobody should send it again unchanged."""
+    """Rejects an operation that must be changed before it is sent again."""
     return AdmissionResponse(False, message, 422, "Invalid")
 
 
 def reject_for_now(message: str) -> AdmissionResponse:
-    """Refuses for now, as a PodDisruptionBudget does: drains and autoscalers ask again."""
+    """Rejects for now, as a PodDisruptionBudget does: `kubectl drain` and autoscalers retry."""
     return AdmissionResponse(False, message, 429, "TooManyRequests")
 
 
 def read_review(document: object) -> AdmissionRequest:
-    """Reads what the API server posts. Raises BadReview."""
+    """Reads an AdmissionReview that the API server sent. Raises InvalidAdmissionReview."""
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or document.get("apiVersion") != API_VERSION:  # type: ignore[attr-defined]
-        raise InvalidAdmissionReview(f"an AdmissionReview of {API_VERSION} with a request is needed")
+        raise InvalidAdmissionReview(f"the request body must be an AdmissionReview of {API_VERSION} with a request")
     texts = [request.get(name) or "" for name in ("uid", "operation", "namespace", "name")]
     bodies = [request.get(name) or {} for name in ("object", "oldObject")]
     if not all(isinstance(text, str) for text in texts) or not texts[0]:
         raise InvalidAdmissionReview(
-            "uid, operation, namespace and name of the request are no texts, or the uid is empty"
+            "uid, operation, namespace and name of the request must be strings, and the uid must not be empty"
         )
     if not all(isinstance(body, Mapping) for body in bodies):
-        raise InvalidAdmissionReview("object and oldObject of the request are no objects")
+        raise InvalidAdmissionReview("object and oldObject of the request must be objects")
     uid, operation, namespace, name = texts
     return AdmissionRequest(uid, operation, namespace, name, *bodies)
 
 
 def build_response(review: AdmissionRequest, verdict: AdmissionResponse) -> dict[str, Any]:
-    """Makes the AdmissionReview to answer with."""
+    """Builds the AdmissionReview of the response."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": verdict.allowed}
     if verdict.warnings:
         response["warnings"] = list(verdict.warnings)
@@ -182,17 +197,17 @@ def build_response(review: AdmissionRequest, verdict: AdmissionResponse) -> dict
 
 
 # ---- admission server ------------------------------------------------------------------------------------------------
-# Serves admission webhooks over HTTPS. Listens; run by the composition root. A verdict that cannot be made is answered
-# with an error, and the webhook's failure policy lets the change in: this server being away or wrong keeps nobody from
-# working.
+# Serves the admission webhooks over HTTPS. Listens; run by the composition root. If a review fails, the response is an
+# error, and the webhook's failure policy admits the operation: a broken or absent server blocks no user.
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Of a review: the old and the new object, of 1.5 MiB at most each in etcd, and more as JSON."""
+"""Maximum size of a review: the old and the new object, each at most 1.5 MiB in etcd and larger as JSON."""
 Decide = Callable[[AdmissionRequest], Awaitable[AdmissionResponse]]
+"""Decides about one request."""
 
 
 class AdmissionServer:
-    """Answers each of `paths` by its function, until closed."""
+    """Serves each of `paths` with its function, until closed."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None, paths: Mapping[str, Decide]) -> None:
         self._listener, self._paths = HttpListener(port, context), paths
@@ -202,7 +217,7 @@ class AdmissionServer:
         return self._listener.port
 
     async def start(self) -> None:
-        """Listens. Raises OSError if the port is taken."""
+        """Starts to listen. Raises OSError if the port is taken."""
         app = web.Application(client_max_size=MAX_BYTES)
         for path in self._paths:
             app.router.add_post(path, self._answer)
@@ -222,29 +237,34 @@ class AdmissionServer:
         except web.HTTPException:
             raise  # the body is too large
         except Exception:
-            # whatever it was, the failure policy decides instead of a handler that broke
+            # Respond with an error, so that the failure policy decides instead of a broken handler.
             process_metrics.admission_reviews.labels(path, "failed").inc()
-            log.exception("a review of %s failed", path)
-            return web.Response(status=500, text="the review failed; the operator's log says why\n")
+            log.exception("the admission review of %s failed; the webhook's failure policy decides", path)
+            return web.Response(status=500, text="the review failed; see the operator's log\n")
         process_metrics.admission_reviews.labels(path, "allowed" if verdict.allowed else "rejected").inc()
         return web.json_response(build_response(review, verdict))
 
 
 # ---- eviction review -------------------------------------------------------------------------------------------------
 # Decides whether a worker's pod may be evicted now. Asks the API server for the pod's node; called by the webhook on
-# the replica that leads. A node that is cordoned is switched off once its pods are gone. Until what only its holder
-# keeps is elsewhere an eviction is refused as by a PodDisruptionBudget: `kubectl drain`, autoscalers and upgrades ask
-# again.
+# the leading replica. A cordoned node is switched off once its pods are gone. While only its memory server has the
+# newest copy of some data, evictions are rejected as by a PodDisruptionBudget: `kubectl drain`, autoscalers and
+# upgrades retry.
 
 NODE_SECONDS = 1.0
-"""How long the API server may take to tell a node: the eviction waits for it."""
+"""Timeout for reading the node, during which the eviction waits."""
 Key = tuple[str, str]
+"""Namespace and name of an object."""
 
 
 class EvictionReviewer:
-    """Answers for the jobs that this replica leads.
+    """Reviews evictions of workers of the jobs that this replica leads; other evictions are allowed.
 
-    Of others it knows nothing, and lets them pass. `departure` says what is lost with a node; `pods` and `nodes` by namespace and name, as cached now.
+    Args:
+        api: Reads nodes.
+        pods: Cached pods by namespace and name.
+        nodes: Cached nodes by namespace (empty) and name.
+        departure: Describes the data that some job would lose with a node; empty: none.
     """
 
     def __init__(
@@ -253,66 +273,66 @@ class EvictionReviewer:
         self._api, self._pods, self._nodes, self._data_lost_with_node = api, pods, nodes, departure
 
     async def review(self, review: AdmissionRequest) -> AdmissionResponse:
-        """Decides on one eviction."""
+        """Decides about one eviction."""
         pod = self._pods.get((review.namespace, review.name))
         if pod is None or api_objects.controller_of(pod) is None or pod["metadata"].get("deletionTimestamp"):
             return ALLOWED
         node = node_of(pod)
         if node is None or not await self._is_being_evacuated(node):
             return ALLOWED
-        why = self._data_lost_with_node(node)
-        if not why:
+        data_lost = self._data_lost_with_node(node)
+        if not data_lost:
             return ALLOWED
         process_metrics.evictions_refused.inc()
-        log.info("the eviction of %s/%s from node %s waits: %s", review.namespace, review.name, node, why)
+        log.info(
+            "rejected the eviction of %s/%s from node %s for now: %s", review.namespace, review.name, node, data_lost
+        )
         return reject_for_now(
-            f"node {node} may not be left yet: {why}; the eviction succeeds once that is over "
-            f"(kubectl delete pod {review.name} does not wait, and may lose it)"
+            f"evicting {review.name} from node {node} would lose data: {data_lost}; retry, the eviction is allowed once that is "
+            f"over (kubectl delete pod {review.name} does not wait, and may lose the data)"
         )
 
     async def _is_being_evacuated(self, node: str) -> bool:
-        """Asks the server itself: a drain evicts in the moment in which it cordons, before any watch has told."""
+        """Reads the node from the server: `kubectl drain` evicts right after it cordons, before a watch shows that."""
         try:
             async with asyncio.timeout(NODE_SECONDS):
-                found: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
+                node_object: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
         except (PlatformError, TimeoutError) as error:
-            log.warning("cannot read node %s for an eviction, going by what is cached: %s", node, error or "time-out")
-            found = self._nodes.get(("", node), {"metadata": {}, "spec": {}})
-        return is_cordoned_or_evacuated(found)
+            log.warning("cannot read node %s for an eviction, using the cached one: %s", node, error or "time-out")
+            node_object = self._nodes.get(("", node), {"metadata": {}, "spec": {}})
+        return is_cordoned_or_evacuated(node_object)
 
 
 # ---- job review ------------------------------------------------------------------------------------------------------
-# Decides whether a TrainingJob may be stored. Asks the API server whether it would take the job's pods; called by the
-# webhook. The schema and its CEL rules hold what they can say; this refuses the rest with the sentence that the job's
-# condition would show later, before a job waits in a queue to be told.
+# Decides whether a TrainingJob may be stored. Asks the API server whether it would accept the job's pods; called by the
+# webhook. The schema and its CEL rules check all that they can express. This review rejects other errors with the message
+# that the job's condition would show later, so that a faulty job does not wait in a queue first.
 
 POD_SECONDS = 1.5
-"""How long the API server may take to try a pod: kubectl waits for it, and the job's first plan tries again."""
+"""Timeout for the dry run of a pod, during which kubectl waits; the job's first plan repeats a dry run that timed
+out."""
 
 
 class JobReviewer:
-    """Answers for jobs that are created or changed.
-
-    `settings` are those of the workers' pods.
-    """
+    """Reviews jobs that are created or changed; `settings` are those of the workers' pods."""
 
     def __init__(self, api: Api, settings: pods.PodSettings) -> None:
         self._api, self._settings = api, settings
 
     async def review(self, review: AdmissionRequest) -> AdmissionResponse:
-        """Decides on one job."""
-        judged = judged_job(review)
-        if not isinstance(judged, TrainingJob):
-            return judged
-        refusal = await self._rejection(judged)
+        """Decides about one job."""
+        job = judged_job(review)
+        if not isinstance(job, TrainingJob):
+            return job
+        rejection = await self._rejection(job)
         return (
-            reject(f"its pods would be refused: {refusal}")
-            if refusal
-            else AdmissionResponse(True, warnings=_warnings(judged))
+            reject(f"the API server would reject its pods: {rejection}")
+            if rejection
+            else AdmissionResponse(True, warnings=_warnings(job))
         )
 
     async def _rejection(self, job: TrainingJob) -> str:
-        """What the API server has against a worker's pod; empty: nothing, or it does not say so in time."""
+        """Returns why the API server would reject a worker's pod; empty: it accepts it or does not answer in time."""
         worker, environment = CreateWorker(0, 1), WorkerEnvironment({}, {})
         try:
             async with asyncio.timeout(POD_SECONDS):
@@ -322,16 +342,18 @@ class JobReviewer:
             return str(error) if error.permanent else ""
         except TimeoutError:
             log.info(
-                "the pods of job %s/%s were not tried in time; its first plan tries again", job.namespace, job.name
+                "the dry run of a pod of job %s/%s took too long; the job's first plan repeats it",
+                job.namespace,
+                job.name,
             )
         return ""
 
 
 def judged_job(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
-    """Reads the job, where there is something to judge; else the verdict.
+    """Reads the job that is to be reviewed; returns the response if there is nothing to review or it cannot be read.
 
-    What leaves the spec as it is passes always: a finalizer, a label or a deletion must not fail for a job that another
-    version let in.
+    A request that leaves the spec unchanged is always allowed: a finalizer, a label or a deletion must not fail for a
+    job that another version admitted.
     """
     spec: Any = review.body.get("spec")
     metadata = review.body.get("metadata") or {}
@@ -343,11 +365,11 @@ def judged_job(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
     try:
         return parse_job(_job_with_name(review))
     except SpecError as error:
-        return reject(f"the job cannot be run as it is written: {error}")
+        return reject(f"the job's spec is invalid: {error}")
 
 
 def _job_with_name(review: AdmissionRequest) -> dict[str, Any]:
-    """The job under the name that it will have, or one like it."""
+    """Returns the job with the name that it will have, or with one like it if the server generates the name."""
     metadata = {"namespace": review.namespace, **(review.body.get("metadata") or {})}
     if not metadata.get("name"):
         metadata["name"] = review.name or f"{metadata.get('generateName', '')}00000"
@@ -355,12 +377,12 @@ def _job_with_name(review: AdmissionRequest) -> dict[str, Any]:
 
 
 def _warnings(job: TrainingJob) -> tuple[str, ...]:
-    """What is allowed, and costs more than its writer may think."""
+    """Returns warnings about settings that are valid and may cost more than the user expects."""
     checkpoint = job.spec.checkpoint
     if checkpoint.memory.replicas < 2 and checkpoint.persistent is None:
         return (
-            "spec.checkpoint: with one copy in memory and no persistent tier the loss of a node loses every checkpoint; "
-            "set memory.replicas to 2, or give it a persistent tier",
+            "spec.checkpoint: with one copy in memory and no persistent tier, the loss of a node loses every checkpoint; "
+            "set memory.replicas to 2, or configure a persistent tier",
         )
     return ()
 
@@ -371,7 +393,7 @@ JOBS_PATH, EVICTIONS_PATH = "/v1/admission/trainingjobs", "/v1/admission/evictio
 
 
 class Webhooks:
-    """Serves both webhooks; `keep_trusted` runs while this replica leads shard 0."""
+    """Serves both webhooks; `keep_ca_bundle_current` runs while this replica leads shard 0."""
 
     def __init__(
         self,
@@ -393,12 +415,12 @@ class Webhooks:
         return self._server.port
 
     async def start(self) -> None:
-        """Listens. Raises OSError if the port is taken."""
+        """Starts to listen. Raises OSError if the port is taken."""
         await self._server.start()
-        log.info("admission webhooks on port %d", self.port)
+        log.info("serving admission webhooks on port %d", self.port)
 
     async def keep_ca_bundle_current(self) -> None:
-        """Keeps our authority in the webhooks' configuration, until cancelled."""
+        """Keeps the operator's CA certificate in the webhooks' configuration, until cancelled."""
         await self._trust.run()
 
     async def close(self) -> None:

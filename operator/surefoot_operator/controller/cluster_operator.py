@@ -1,7 +1,8 @@
 """Assembles, starts and stops the operator of a cluster.
 
-Run by kopf, whose handlers `__main__` has. A standby replica has everything but the jobs: it watches, listens, and refers agents to the leader.
-Its memory is soft: status is stored in the API server, everything else is reported again.
+Run by kopf, whose handlers are in `__main__`. A standby replica does everything but run jobs: it watches, listens, and
+refers agents to the leader. The process keeps nothing that it could not lose: status is stored in the API server, and
+agents and memory servers report the rest again.
 """
 
 from __future__ import annotations
@@ -57,21 +58,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PROGRESS_SECONDS = 3.0
-"""Between writes of a job's status that only report progress: hundreds of jobs must not flood the API server."""
+"""Minimum time between writes of one job's progress, so that hundreds of jobs do not flood the API server."""
 TAKEOVER_DELAY_SECONDS = 10.0
-"""A new leader seals and reads again, and hears agents again: it must not tell each of hundreds of jobs so, and then take it back."""
+"""Delay before a new leader writes progress. It fences and reads servers and waits for agents first; otherwise it would
+report for hundreds of jobs that they are unreachable, and revoke that seconds later."""
 
 BEGIN_SECONDS = 120.0
-"""How long an API server that is away is waited for at first; then the process exits, as its pod's status shows."""
+"""How long to wait for an unreachable API server at the start; then the process exits, and its pod shows the
+failure."""
 ACCESS_SECONDS = 20.0
-"""How often the memory tier's password is read: after a change holders refuse the operator for so long at most."""
+"""Interval for reading the memory tier's password: after a change, servers deny the operator access for at most
+this."""
 SHOW_SECONDS = 2.0
-"""Between two looks at what the API server refuses."""
+"""Interval for publishing which calls the API server rejects."""
 _BACKOFF = Backoff(0.2, 5.0)
 
 
 class ClusterOperator:
-    """One replica of the operator."""
+    """Runs one replica of the operator."""
 
     def __init__(self, api: Api, settings: ClusterSettings) -> None:
         self._api, self._settings = api, settings
@@ -90,42 +94,48 @@ class ClusterOperator:
         self._background_tasks = TaskSet(self._background_task_failed)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "the operator is starting"
+        """Why the replica is not ready; empty: it is."""
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Stands by, leads, and shuts down once `ended` is set.
+        """Stands by, leads, and stops once `ended` is set.
 
-        Raises LeaseLost if it led and somebody else does now; FabricError, OSError.
+        Raises:
+            LeaseLost: This replica led, and another one does now.
+            PlatformError: The API server rejects a call that the operator cannot run without.
+            OSError: A port is taken.
         """
-        living = asyncio.create_task(self._live(), name="live")
-        ending = asyncio.create_task(ended.wait(), name="ended")
+        operator_task = asyncio.create_task(self._live(), name="live")
+        stop_task = asyncio.create_task(ended.wait(), name="ended")
         try:
-            await asyncio.wait((living, ending, self._failed), return_when=asyncio.FIRST_COMPLETED)
-            for reason in (self._failed, living):
-                if reason.done():
-                    reason.result()
+            await asyncio.wait((operator_task, stop_task, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            for source in (self._failed, operator_task):
+                if source.done():
+                    source.result()
         finally:
-            ending.cancel()
-            living.cancel()
-            await asyncio.gather(living, ending, return_exceptions=True)
+            stop_task.cancel()
+            operator_task.cancel()
+            await asyncio.gather(operator_task, stop_task, return_exceptions=True)
             await self._leave()
 
-    # ---- beginning --------------------------------------------------------------------------------------------------
+    # ---- start ------------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
+        # Serve health first, so that probes show why the replica is not ready.
         await self._probes.start()
         log.info("/healthz and /readyz on port %d, /metrics on port %d", self._probes.port, self._probes.metrics_port)
         self._background_tasks.start(self._lag.run())
         self._background_tasks.start(self._show_refused())
         self._begun = "waiting for the operator's secrets"
+        # Read the secrets, open the port for agents, and list the cluster's objects.
         shared = await self._retry_while_unreachable(self._shared)
         self._begun = "waiting for the first list of the cluster's objects"
         await self._retry_while_unreachable(self._cache.start)
-        # over connections of its own: a lease that waits behind hundreds of writes is lost
+        # Leases use their own connections: a renewal that waits for hundreds of other writes would come too late.
         self._lease_api = await asyncio.to_thread(self._api.with_own_connections)
-        where = LeaseRef(self._settings.namespace, self._settings.lease_name)
+        lease = LeaseRef(self._settings.namespace, self._settings.lease_name)
         claim = self._claim = ClusterClaim(
             self._lease_api,
-            f"{where.namespace}/{where.name}",
+            f"{lease.namespace}/{lease.name}",
             self._settings.watch_namespace,
             self._settings.identity,
             self._stands_by,
@@ -135,7 +145,8 @@ class ClusterOperator:
         terms = self._terms = ShardTerms(
             self._api, self._settings, shared, self._background_task_failed, self._rollout_blocker, claim.may_operate
         )
-        self._election = ShardElection(self._lease_api, where, self._settings.identity, self._settings.shards, terms)
+        self._election = ShardElection(self._lease_api, lease, self._settings.identity, self._settings.shards, terms)
+        # Prepare the election; serve webhooks before the replica may lead.
         if self._settings.admission_webhooks:
             await self._admit(shared, terms, self._election)
         process_metrics.jobs.set_function(lambda: terms.jobs)
@@ -146,21 +157,21 @@ class ClusterOperator:
         await asyncio.Event().wait()
 
     async def _admit(self, shared: SharedResources, terms: ShardTerms, election: ShardElection) -> None:
-        """Answers the API server: about evictions for the jobs of the shards that are led here."""
+        """Serves the admission webhooks; evictions are reviewed for the jobs of the shards that this replica leads."""
         api = self._api.with_write_check(lambda: election.require_leadership(0))
         self._webhooks = Webhooks(api, shared, terms.data_lost_with_node, self._tls, self._settings)
         await self._webhooks.start()
         terms.run_once_in_a_cluster(self._webhooks.keep_ca_bundle_current)
 
     def _rollout_blocker(self, ready: str) -> str:
-        """Why no holder may be restarted, by what leaders of other shards have noted on their leases."""
-        assert self._election is not None, "shard 0 is led"
+        """Returns why no memory server may be restarted, as other shards' leaders noted on their leases."""
+        assert self._election is not None, "rollouts are planned while shard 0 is led"
         election = self._election
-        found = (
+        blockers = (
             rollout_blocker(shard, *election.leader_and_annotations(shard), ready)
             for shard in range(1, election.shards)
         )
-        return next((why for why in found if why), "")
+        return next((blocker for blocker in blockers if blocker), "")
 
     def _shard_of(self, job: str) -> int:
         return shard_of(job, self._election.shards if self._election is not None else self._settings.shards)
@@ -173,69 +184,81 @@ class ClusterOperator:
         return ShardDirectory(self._shard_of, url_of)
 
     async def _shared(self) -> SharedResources:
-        """Reads the secrets and starts the server; it refers agents to the leader already."""
-        given = self._settings
+        """Reads the secrets and starts the agent server, which refers agents to the leader from now on."""
+        cluster_settings = self._settings
         tls: CoordinatorTls | None = None
-        if given.coordinator_url.startswith("wss:"):
+        if cluster_settings.coordinator_url.startswith("wss:"):
             tls = CoordinatorTls(
                 self._api,
-                self._at(given.tls_secret),
-                server_names(given.coordinator_url, given.namespace, given.shards),
+                self._at(cluster_settings.tls_secret),
+                server_names(cluster_settings.coordinator_url, cluster_settings.namespace, cluster_settings.shards),
             )
             await tls.start()
             self._tls = tls
-        secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
-        access = await self._tier_access()
-        settings = OperatorSettings(
-            coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True),
+        secrets = Secrets(await root_key(self._api, self._at(cluster_settings.keys_secret)))
+        credentials = await self._tier_access()
+        operator_settings = OperatorSettings(
+            coordinator=CoordinatorSettings(host="", port=cluster_settings.coordinator_port, foreign_retry=True),
             progress_seconds=PROGRESS_SECONDS,
             progress_write_delay_seconds=TAKEOVER_DELAY_SECONDS,
         )
-        reviews = TokenReviewer(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
+        token_reviewer = TokenReviewer(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
         context = tls.context if tls is not None else None
-        server = AgentServer(settings.coordinator, reviews.authenticate, context, self._referrals())
+        server = AgentServer(operator_settings.coordinator, token_reviewer.authenticate, context, self._referrals())
         await server.start()
         self._server = server
         if tls is not None:
             self._background_tasks.start(tls.keep_current())
-        telling = WorkerEnvironmentFactory(
-            given.coordinator_url,
-            settings.memory.call_seconds,
+        environment_factory = WorkerEnvironmentFactory(
+            cluster_settings.coordinator_url,
+            operator_settings.memory.call_seconds,
             secrets,
             own_token=False,
             coordinator_ca=lambda: tls.authority if tls is not None else "",
-            memory_tls_ca=lambda: access.authority,
+            memory_tls_ca=lambda: credentials.authority,
             metrics_port=WORKER_METRICS_PORT,
-            log_format=given.log_format,
+            log_format=cluster_settings.log_format,
         )
         pods = PodSettings(
-            agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
+            agent=cluster_settings.agent_command,
+            purge_image=cluster_settings.runtime_image,
+            socket_folder=cluster_settings.memory_socket_folder,
         )
-        return SharedResources(self._cache, server, telling, pods, access, settings, MemoryServerPool(settings.memory))
+        return SharedResources(
+            self._cache,
+            server,
+            environment_factory,
+            pods,
+            credentials,
+            operator_settings,
+            MemoryServerPool(operator_settings.memory),
+        )
 
     async def _tier_access(self) -> MemoryTierCredentials:
-        """Reads the credentials for holders; with TLS it keeps their certificate too."""
-        given = self._settings
-        access = MemoryTierCredentials(password=await admin_password(self._api, self._at(given.memory_admin_secret)))
+        """Reads the operator's credentials for memory servers; with TLS it also keeps their certificate current."""
+        settings = self._settings
+        credentials = MemoryTierCredentials(
+            password=await admin_password(self._api, self._at(settings.memory_admin_secret))
+        )
         tls: CoordinatorTls | None = None
-        if given.memory_tls:
-            tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
+        if settings.memory_tls:
+            tls = CoordinatorTls(self._api, self._at(settings.memory_tls_secret), (TLS_NAME,))
             await tls.start()
-            access.authority = tls.authority
+            credentials.authority = tls.authority
             self._background_tasks.start(tls.keep_current())
-        self._background_tasks.start(self._follow_access(access, tls))
-        return access
+        self._background_tasks.start(self._follow_access(credentials, tls))
+        return credentials
 
-    async def _follow_access(self, access: MemoryTierCredentials, tls: CoordinatorTls | None) -> None:
-        """Rereads the credentials for holders until cancelled. A failure is logged and retried."""
+    async def _follow_access(self, credentials: MemoryTierCredentials, tls: CoordinatorTls | None) -> None:
+        """Rereads the credentials for memory servers until cancelled. A failure is logged and retried."""
 
         async def reread() -> float:
             try:
-                access.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
+                credentials.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
             except PlatformError as error:
-                log.warning("cannot read the memory tier's password: %s", error)
+                log.warning("cannot read the memory tier's password, keeping the former one: %s", error)
             if tls is not None:
-                access.authority = tls.authority
+                credentials.authority = tls.authority
             return ACCESS_SECONDS
 
         await repeat(reread, ACCESS_SECONDS)
@@ -244,82 +267,84 @@ class ClusterOperator:
         return SecretRef(self._settings.namespace, name)
 
     async def _retry_while_unreachable(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retries while the API server is away; a refusal is final."""
+        """Repeats the call while the API server is unreachable; a rejection is final."""
         deadline = time.monotonic() + BEGIN_SECONDS
         failures = 0
         while True:
             try:
                 return await call()
             except PlatformError as error:
-                final = isinstance(error, ApiError) and error.code < 500 and error.code != 429
-                if final or time.monotonic() > deadline:
+                is_final = isinstance(error, ApiError) and error.code < 500 and error.code != 429
+                if is_final or time.monotonic() > deadline:
                     raise
-                log.warning("%s", error)
+                log.warning("cannot start yet, retrying: %s", error)
             failures += 1
             await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
-    # ---- beside -----------------------------------------------------------------------------------------------------
+    # ---- background -------------------------------------------------------------------------------------------------
 
     def _background_task_failed(self, name: str, error: BaseException) -> None:
-        """Ends the process: none of these tasks may end by itself."""
+        """Makes `run` raise the error, and so ends the process: none of these tasks may end by itself."""
         if not self._failed.done():
             self._failed.set_exception(error)
 
-    def _stands_by(self, sentence: str) -> None:
-        """Says why this installation stands by: to probes, to metrics, and once as an event of its pod."""
-        self._begun = sentence
-        metrics.standing_by.set(1 if sentence else 0)
-        if sentence:
-            self._background_tasks.start(self._record(Event(reasons.OPERATOR_STANDING_BY, sentence, warning=True)))
+    def _stands_by(self, reason: str) -> None:
+        """Reports why this installation stands by (empty: it does not): in /readyz, metrics, and an event of its
+        pod."""
+        self._begun = reason
+        metrics.standing_by.set(1 if reason else 0)
+        if reason:
+            self._background_tasks.start(self._record(Event(reasons.OPERATOR_STANDING_BY, reason, warning=True)))
 
     async def _record(self, event: Event) -> None:
-        at = self._settings
+        settings = self._settings
         try:
-            await record_of_pod(self._api, at.namespace, at.pod_name, event, time.time())
+            await record_of_pod(self._api, settings.namespace, settings.pod_name, event, time.time())
         except PlatformError as error:
-            log.info("the event %s could not be recorded: %s", event.reason, error)
+            log.info("cannot record the event %s of the operator's pod: %s", event.reason, error)
 
     def _readiness_failures(self) -> list[str]:
-        # nothing can be planned before everything was listed: why it is not is said at its second refusal
-        refused = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
-        return [*([self._begun] if self._begun else []), *map(str, refused)]
+        # Until everything is listed nothing can be planned, so a list that is rejected counts from its second
+        # rejection.
+        rejected_calls = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
+        return [*([self._begun] if self._begun else []), *map(str, rejected_calls)]
 
     def _remarks(self) -> list[str]:
-        return [f"refused: {one}" for one in self._api.refused.lasting(time.monotonic())]
+        return [f"rejected: {call}" for call in self._api.refused.lasting(time.monotonic())]
 
     async def _show_refused(self) -> None:
-        """Publishes what is refused, and logs it once, until cancelled."""
-        logged: set[str] = set()
+        """Publishes which calls the API server keeps rejecting, and logs each once, until cancelled."""
+        logged_sentences: set[str] = set()
         while True:
-            refused = self._api.refused.lasting(time.monotonic())
+            rejected_calls = self._api.refused.lasting(time.monotonic())
             metrics.api_refused_calls.clear()
-            for labels, count in counted(refused).items():
+            for labels, count in counted(rejected_calls).items():
                 metrics.api_refused_calls.labels(*labels).set(count)
-            sentences = {str(one) for one in refused}
-            for sentence in sorted(sentences - logged):
-                log.warning("%s; the API server keeps refusing this call", sentence)
-            logged = sentences
+            sentences = {str(call) for call in rejected_calls}
+            for sentence in sorted(sentences - logged_sentences):
+                log.warning("%s; the API server keeps rejecting this call", sentence)
+            logged_sentences = sentences
             await asyncio.sleep(SHOW_SECONDS)
 
     def _liveness_failures(self) -> tuple[str, ...]:
-        asking = (self._claim, self._election)
-        vitals = LivenessSigns(
+        lease_users = (self._claim, self._election)
+        signs = LivenessSigns(
             watches=self._cache.silences() if not self._begun else {},
             rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
             api_seconds=lease_clock()
-            - max((part.last_answer_seconds for part in asking if part is not None), default=-math.inf),
+            - max((part.last_answer_seconds for part in lease_users if part is not None), default=-math.inf),
         )
-        return liveness_failures(vitals, LivenessLimits())
+        return liveness_failures(signs, LivenessLimits())
 
-    # ---- ending -----------------------------------------------------------------------------------------------------
+    # ---- stop -------------------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        """Stops the jobs, then releases the leases for other replicas, then closes the rest; each within a limit."""
+        """Stops the jobs, then releases the leases, then closes the rest, each within a time limit."""
         await stop_within("jobs", self._release_leases())
         await stop_within("connections", self._close())
         if self._failed.done() and not self._failed.cancelled():
-            self._failed.exception()  # looked at: `run` has raised it, or something else
+            self._failed.exception()  # mark it as retrieved: `run` has raised this error or another one
 
     async def _release_leases(self) -> None:
         await self._background_tasks.close()

@@ -1,6 +1,6 @@
 """Reads the cluster operator's settings from environment and command line.
 
-Called by `__main__` alone; everybody below gets the frozen value, or a part of it.
+Called by `__main__` only. All other modules get the frozen value, or a part of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_PORT = 65535
 
 
 class InvalidSetting(OperatorError):
-    """A variable or flag is not allowed: its name, value, what is."""
+    """A variable or flag has an invalid value; the message names it, its value and the allowed ones."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; {allowed}")
@@ -37,87 +37,91 @@ class ClusterSettings:
     """Settings of one process, each read from a `SUREFOOT_` variable."""
 
     namespace: str
-    """Of the operator itself, its lease and its secrets."""
+    """Namespace of the operator itself, its lease and its secrets."""
     pod_name: str
-    """Its pod, for the leader's label."""
+    """Name of this operator's pod, which gets the leader's label."""
     identity: str
-    """Among the replicas. The pod's name: a container that restarts knows its own lease, and need not wait for it."""
+    """Distinguishes the replicas: the pod's name, so that a restarted container knows its own lease at once."""
     coordinator_url: str
-    """Given to agents. `wss` is served over TLS, `ws` (for development only) without."""
+    """Address that agents connect to. `wss` is served with TLS, `ws` (for development only) without."""
     kubeconfig: Path | None = None
-    """Only a flag; None: the API server of the pod that this runs in."""
+    """Set only by a flag; None: the API server of the pod that this process runs in."""
     watch_namespace: str = ""
-    """Only jobs of this namespace are managed; empty: all. So two operators can share a cluster."""
+    """Namespace whose jobs are managed; empty: all. So two operators can share a cluster."""
     lease_name: str = "surefoot-operator"
-    """Of shard 0; those of others have their number behind it."""
+    """Name of shard 0's lease; the leases of other shards append their number."""
     shards: int = 1
-    """Parts that the jobs are spread over, each led by one replica."""
+    """Number of parts that the jobs are spread over, each led by one replica."""
     coordinator_port: int = 8443
-    """0: any free one."""
+    """Port that agents connect to. 0: any free one."""
     metrics_port: int = 8080
-    """Plain HTTP: /metrics. 0: any free one."""
+    """Port of /metrics, plain HTTP. 0: any free one."""
     probe_port: int = 8081
-    """Plain HTTP: /healthz and /readyz. 0: any free one."""
+    """Port of /healthz and /readyz, plain HTTP. 0: any free one."""
     admission_port: int = 9443
-    """Admission webhooks over HTTPS, with the coordinator's certificate. 0: any free one."""
+    """Port of the admission webhooks, HTTPS with the coordinator's certificate. 0: any free one."""
     admission_webhooks: str = ""
-    """The ValidatingWebhookConfiguration that is to trust us; empty: no webhook is served."""
+    """Name of the ValidatingWebhookConfiguration that gets our CA certificate; empty: no webhook is served."""
     tls_secret: str = "surefoot-coordinator-tls"
-    """ca.crt, tls.crt, tls.key; made if it is not there."""
+    """Secret with the coordinator's ca.crt, tls.crt and tls.key; created if it does not exist."""
     keys_secret: str = "surefoot-keys"
-    """root: what the jobs' passwords on the memory tier follow from; made if it is not there."""
+    """Secret with `root`, which the jobs' passwords for the memory tier derive from; created if it does not exist."""
     memory_admin_secret: str = "surefoot-memory-admin"
-    """password: the operator's own on every holder; made if it is not there."""
+    """Secret with the operator's `password` for all memory servers; created if it does not exist."""
     memory_daemonset: str = "surefoot-memory"
+    """Name of the memory tier's DaemonSet."""
     memory_tls: bool = False
-    """Whether holders are to speak TLS."""
+    """Whether memory servers use TLS."""
     memory_tls_secret: str = "surefoot-memory-tls"
-    """ca.crt, tls.crt, tls.key of the holders, if they are to; made if it is not there."""
+    """Secret with the memory servers' ca.crt, tls.crt and tls.key, used with TLS; created if it does not exist."""
     memory_socket_folder: str = ""
-    """Folder of each node in which its holder has a Unix socket; empty: workers are given none."""
+    """Folder on each node with its memory server's Unix socket; empty: workers connect over TCP only."""
     agent_command: tuple[str, ...] = ("surefoot-agent", "--")
-    """Put in front of the trainer's command."""
+    """Command that starts the agent, put in front of the trainer's command."""
     runtime_image: str = ""
-    """Of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
+    """Image of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
     gang_schedulers: tuple[Gang, ...] = ()
-    """Whose pod groups are watched and made."""
+    """Gang schedulers whose pod groups are watched and created."""
     node_reports: bool = True
-    """Whether nodes that agents found sick get a condition."""
+    """Whether nodes that agents found unhealthy get a condition."""
     node_taint: str = ""
-    """Effect of the taint that goes with it; empty: none."""
+    """Effect of the taint that accompanies the condition; empty: no taint."""
     log_level: str = "INFO"
     log_format: str = "text"
-    """Of the operator, and of the agents of workers that it makes."""
+    """Log format of the operator, and of the agents of the workers that it creates."""
 
 
 def cluster_settings(
     environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", life: str = ""
 ) -> ClusterSettings:
-    """Reads flags, then variables, then defaults. Raises BadSetting.
+    """Reads flags, then variables, then defaults. Raises InvalidSetting.
 
-    `pod_namespace`: from the pod's service-account files. `life`: a random suffix of the identity when run outside a
-    pod, where two processes of one name may run.
+    Args:
+        environment: The process' environment variables.
+        arguments: The command line without the program's name.
+        pod_namespace: Namespace from the pod's service-account files; empty outside a pod.
+        life: Random suffix of the identity, used outside a pod, where two processes may have the same name.
     """
-    chosen = _parser().parse_args(arguments)
-    told = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
-    given = {name: text for name, text in vars(chosen).items() if text is not None and name != "kubeconfig"}
-    told |= {f"SUREFOOT_{name.upper()}": text for name, text in given.items()}
+    args = _parser().parse_args(arguments)
+    variables = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
+    flags = {name: text for name, text in vars(args).items() if text is not None and name != "kubeconfig"}
+    variables |= {f"SUREFOOT_{name.upper()}": text for name, text in flags.items()}
 
     def text(field: str, default: str) -> str:
-        return told.get(f"SUREFOOT_{field.upper()}", default)
+        return variables.get(f"SUREFOOT_{field.upper()}", default)
 
     namespace = text("namespace", pod_namespace or "surefoot-system")
     port = _port("SUREFOOT_COORDINATOR_PORT", text("coordinator_port", "8443"))
     url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{PATH}")
     if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
-        raise InvalidSetting("SUREFOOT_COORDINATOR_URL", url, "it has the form wss://HOST:PORT/v1/agents")
+        raise InvalidSetting("SUREFOOT_COORDINATOR_URL", url, "it must have the form wss://HOST:PORT/v1/agents")
     pod_name = text("pod_name", environment.get("HOSTNAME", "surefoot-operator"))
     return ClusterSettings(
         namespace=namespace,
         pod_name=pod_name,
-        identity=f"{pod_name}-{life}" if chosen.kubeconfig is not None and life else pod_name,
+        identity=f"{pod_name}-{life}" if args.kubeconfig is not None and life else pod_name,
         coordinator_url=url,
-        kubeconfig=chosen.kubeconfig,
+        kubeconfig=args.kubeconfig,
         watch_namespace=text("watch_namespace", ""),
         lease_name=text("lease_name", "surefoot-operator"),
         shards=_shards("SUREFOOT_SHARDS", text("shards", "1")),
@@ -146,18 +150,18 @@ def cluster_settings(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="surefoot-operator",
-        description="The Surefoot operator. In a pod it needs no flag; outside one, --kubeconfig.",
+        description="The Surefoot operator. Outside a pod it needs --kubeconfig, inside one no flag.",
     )
     parser.add_argument("--version", action="version", version=f"surefoot-operator {__version__}")
-    parser.add_argument("--kubeconfig", type=Path, help="an API server other than the one of this pod")
+    parser.add_argument("--kubeconfig", type=Path, help="use the API server of this file instead of the pod's")
     parser.add_argument("--namespace", help="namespace of the operator's lease and secrets (default surefoot-system)")
-    parser.add_argument("--only-namespace", help="manage the jobs of one namespace (default all)")
+    parser.add_argument("--watch-namespace", help="manage the jobs of one namespace only (default all)")
     parser.add_argument("--pod-name", help="this operator's identity in the lease (default the host's name)")
-    parser.add_argument("--shards", help=f"parts that jobs are spread over, 1 to {HIGHEST} (default 1)")
-    parser.add_argument("--coordinator-url", help="where agents connect, as wss://HOST:PORT/v1/agents")
+    parser.add_argument("--shards", help=f"number of parts that jobs are spread over, 1 to {HIGHEST} (default 1)")
+    parser.add_argument("--coordinator-url", help="address that agents connect to, as wss://HOST:PORT/v1/agents")
     parser.add_argument("--coordinator-port", help="port that agents connect to (default 8443; 0: any free one)")
-    parser.add_argument("--metrics-port", help="/metrics (default 8080; 0: any free one)")
-    parser.add_argument("--probe-port", help="/healthz and /readyz (default 8081; 0: any free one)")
+    parser.add_argument("--metrics-port", help="port of /metrics (default 8080; 0: any free one)")
+    parser.add_argument("--probe-port", help="port of /healthz and /readyz (default 8081; 0: any free one)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
     parser.add_argument("--log-format", help="text or json (default text)")
     return parser
@@ -165,19 +169,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _port(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > _MAX_PORT:
-        raise InvalidSetting(name, text, "a port from 0 to 65535 is needed")
+        raise InvalidSetting(name, text, "it must be a port from 0 to 65535")
     return int(text)
 
 
 def _shards(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
-        raise InvalidSetting(name, text, f"a number from 1 to {HIGHEST} is needed")
+        raise InvalidSetting(name, text, f"it must be a number from 1 to {HIGHEST}")
     return int(text)
 
 
 def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
-        raise InvalidSetting(name, text, "0 or 1 is needed")
+        raise InvalidSetting(name, text, "it must be 0 or 1")
     return text == "1"
 
 
@@ -185,13 +189,15 @@ def _gangs(name: str, text: str) -> tuple[Gang, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in GANG_SCHEDULERS:
-            raise InvalidSetting(name, text, f"some of {', '.join(GANG_SCHEDULERS)} are allowed, with commas between")
+            raise InvalidSetting(
+                name, text, f"it must be a comma-separated list of some of {', '.join(GANG_SCHEDULERS)}"
+            )
     return tuple(gang for gang in GANG_SCHEDULERS if gang in words)
 
 
 def _folder(name: str, text: str) -> str:
     if text and not text.startswith("/"):
-        raise InvalidSetting(name, text, "a folder's whole path is needed, from /")
+        raise InvalidSetting(name, text, "it must be an absolute path, starting with /")
     return text
 
 
@@ -199,9 +205,9 @@ def _command(name: str, text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise InvalidSetting(name, text, f"a command line is needed: {error}") from error
+        raise InvalidSetting(name, text, f"it must be a command line: {error}") from error
     if not words:
-        raise InvalidSetting(name, text, "a command line is needed")
+        raise InvalidSetting(name, text, "it must be a command line")
     return words
 
 
@@ -211,5 +217,5 @@ def _level(name: str, text: str) -> str:
 
 def _one_of(name: str, text: str, allowed: Sequence[str]) -> str:
     if text not in allowed:
-        raise InvalidSetting(name, text, f"one of {', '.join(allowed)} is needed")
+        raise InvalidSetting(name, text, f"it must be one of {', '.join(allowed)}")
     return text

@@ -20,16 +20,20 @@ from surefoot.text_server import Answer, CachedPage, TextServer
 from surefoot_operator import metrics
 
 TICK_SECONDS = 0.25
+"""How often health is evaluated, and the lag of the event loop measured."""
 STALLED_SECONDS = 5.0
-"""So long may the event loop be without its health being asked: as `LivenessLimits.lag_seconds`."""
+"""How long health may go without evaluation before the event loop counts as blocked, as
+`LivenessLimits.lag_seconds`."""
 FRESH_SECONDS = 0.5
-"""How long a probe waits for the event loop: a kubelet waits a second for the probe."""
+"""How long /readyz waits for the event loop; the kubelet's probe times out after one second."""
 LAG_RETENTION_SECONDS = 30.0
-"""How long a late moment is remembered: longer than the time between two probes."""
+"""How long a lag is remembered, which is longer than the time between two probes."""
 
 MOST_REMARKS = 20
+"""Maximum number of remarks in the response to /readyz."""
 
 Sentences = Callable[[], Sequence[str]]
+"""Returns the current problems or remarks, a sentence each."""
 
 
 class LoopLag:
@@ -40,25 +44,36 @@ class LoopLag:
 
     @property
     def worst_seconds(self) -> float:
-        since = time.monotonic() - LAG_RETENTION_SECONDS
-        return max((late for at, late in self._late if at >= since), default=0.0)
+        """The worst lag of the last 30 s, in seconds."""
+        start_seconds = time.monotonic() - LAG_RETENTION_SECONDS
+        return max(
+            (lag_seconds for measured_seconds, lag_seconds in self._late if measured_seconds >= start_seconds),
+            default=0.0,
+        )
 
     async def run(self) -> None:
+        """Measures the lag four times a second until cancelled."""
         while True:
-            begin = time.monotonic()
+            start_seconds = time.monotonic()
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            late = max(0.0, now - begin - TICK_SECONDS)
-            self._late.append((now, late))
-            metrics.loop_lag_seconds.observe(late)
+            lag_seconds = max(0.0, now - start_seconds - TICK_SECONDS)
+            self._late.append((now, lag_seconds))
+            metrics.loop_lag_seconds.observe(lag_seconds)
 
 
 class HealthEndpoints:
-    """Answers probes and metrics, each on a port and in a thread of its own.
+    """Serves health and metrics, each on its own port and in its own thread.
 
-    A probe fails (503) with the sentences of `unwell` or `unready`; where `unready` has none, `remarks` follow the `ok` in the
-    answer to /readyz. All three are asked in the event loop, because they read what the loop changes: a few times a
-    second, and when /readyz is asked. A probe is answered from the last sentences. A loop that does not come to ask is unwell itself.
+    The functions are called in the event loop, because they read state that the loop changes: four times a second, and
+    at each request of /readyz. Responses use the last result. A loop too busy to evaluate is unhealthy itself.
+
+    Args:
+        probe_port: Port of /healthz and /readyz. 0: any free one.
+        metrics_port: Port of /metrics. 0: any free one.
+        unwell: Returns why the process must be restarted; any sentence fails /healthz (503).
+        unready: Returns why the process is not ready; any sentence fails /readyz (503).
+        remarks: Returns sentences that follow `ok` in the response to /readyz.
     """
 
     def __init__(
@@ -81,15 +96,16 @@ class HealthEndpoints:
 
     @property
     def port(self) -> int:
-        """Of /healthz and /readyz."""
+        """Port of /healthz and /readyz."""
         return self._probes.port
 
     @property
     def metrics_port(self) -> int:
+        """Port of /metrics."""
         return self._metrics.port
 
     async def start(self) -> None:
-        """Listens. Raises OSError if a port is taken."""
+        """Starts to listen. Raises OSError if a port is taken."""
         self._loop = asyncio.get_running_loop()
         self._ask()
         self._asking = asyncio.create_task(self._ask_always(), name="health")
@@ -119,21 +135,21 @@ class HealthEndpoints:
         return _answer((*self._unwell_sentences, *stalled))
 
     def _readyz(self) -> Answer:
-        """Has the event loop ask now; where it does not come to that in time, its last answer stands."""
-        asked = threading.Event()
+        """Evaluates readiness in the event loop; uses the last result if the loop does not respond in time."""
+        evaluated = threading.Event()
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._ask_now, asked)
-        except RuntimeError:  # the loop has ended, and the process is about to
+            self._loop.call_soon_threadsafe(self._ask_now, evaluated)
+        except RuntimeError:  # the loop has ended, and the process is about to end
             return self._readiness
-        asked.wait(FRESH_SECONDS)
+        evaluated.wait(FRESH_SECONDS)
         return self._readiness
 
-    def _ask_now(self, asked: threading.Event) -> None:
+    def _ask_now(self, evaluated: threading.Event) -> None:
         try:
             self._ask()
         finally:
-            asked.set()
+            evaluated.set()
 
 
 def _metrics() -> Answer:
@@ -146,56 +162,61 @@ def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> Answer:
 
 
 # ---- liveness --------------------------------------------------------------------------------------------------------
-# Decides from measurements whether the process should be restarted. Pure. A restart helps a process that is stuck. It
-# does not help while the API server is away, so a watch that is stale for that reason is not counted.
+# Decides from measurements whether the process should be restarted. Pure. A restart helps a process that is stuck, but
+# not while the API server is away, so a watch that is stale for that reason does not count.
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
+    """Limits beyond which the process counts as stuck."""
+
     watch_seconds: float = 120.0
-    """A watch renews itself every half minute; one that has not for so long, while the server answers, is stuck."""
+    """A watch renews itself every half minute; one without an answer for this long, while others get answers, is
+    stuck."""
     round_seconds: float = 180.0
     """A reconcile is bounded by its calls' own limits; one that takes longer is stuck."""
     lag_seconds: float = 5.0
-    """How late the event loop may be. Agents count as silent after three."""
+    """Maximum lag of the event loop. Agents count as silent after three seconds without a heartbeat being read."""
     answered_seconds: float = 10.0
-    """So lately must the API server have answered for a stale watch to be our own fault."""
+    """A stale watch counts as stuck only if the API server answered something within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessSigns:
+    """Measurements that the decision is made from."""
+
     watches: Mapping[str, float]
-    """Kind -> seconds since the API server last answered it, be it with a refusal: no restart would change that."""
+    """By kind: seconds since the API server last answered the watch, also with a rejection, which no restart helps."""
     rounds: Mapping[str, float]
-    """Job -> seconds that its reconcile under way has taken."""
+    """By job: seconds that its current reconcile has taken; 0 between two."""
     lag_seconds: float
-    """The worst of the last half minute."""
+    """Worst lag of the event loop in the last half minute."""
     api_seconds: float
-    """Since the API server last answered anything."""
+    """Seconds since the API server last answered any request."""
 
 
-def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
-    """Lists what is stuck, a sentence each; empty: alive."""
-    found = []
-    if vitals.api_seconds <= limits.answered_seconds:
-        found += [
-            f"the watch of {kind} has received no answer for {age:.0f} s, although the API server answers"
-            for kind, age in sorted(vitals.watches.items())
+def liveness_failures(signs: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
+    """Returns what is stuck, a sentence each; empty: the process is healthy."""
+    failures = []
+    if signs.api_seconds <= limits.answered_seconds:
+        failures += [
+            f"the watch of {kind} has received no answer for {age:.0f} s, although the API server answers other requests"
+            for kind, age in sorted(signs.watches.items())
             if age > limits.watch_seconds
         ]
-    found += [
-        f"the reconcile of job {job} has taken {age:.0f} s"
-        for job, age in sorted(vitals.rounds.items())
+    failures += [
+        f"the reconcile of job {job} has been running for {age:.0f} s"
+        for job, age in sorted(signs.rounds.items())
         if age > limits.round_seconds
     ]
-    if vitals.lag_seconds > limits.lag_seconds:
-        found.append(f"the event loop was {vitals.lag_seconds:.1f} s late")
-    return tuple(found)
+    if signs.lag_seconds > limits.lag_seconds:
+        failures.append(f"the event loop ran {signs.lag_seconds:.1f} s late")
+    return tuple(failures)
 
 
 # ---- http listener ---------------------------------------------------------------------------------------------------
-# Listens for HTTP on one port, until closed. Touches the network; used by the probes and the admission server. A port
-# that was left to chance differs between the families: one socket a family, and IPv4's is told.
+# Listens for HTTP on one port, until closed. Touches the network; used by the admission server. With port 0, IPv4 and
+# IPv6 get different sockets and ports; the port of IPv4 is reported.
 
 
 class HttpListener:
@@ -207,12 +228,12 @@ class HttpListener:
         self.port = 0
 
     async def start(self, app: web.Application) -> None:
-        """Listens. Raises OSError if the port is taken."""
+        """Starts to listen. Raises OSError if the port is taken."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         await web.TCPSite(self._runner, "", self._wanted, ssl_context=self._context, reuse_address=True).start()
-        found = self._runner.addresses
-        self.port = next((address[1] for address in found if len(address) == 2), found[0][1])
+        addresses = self._runner.addresses
+        self.port = next((address[1] for address in addresses if len(address) == 2), addresses[0][1])
 
     async def close(self) -> None:
         if self._runner is not None:

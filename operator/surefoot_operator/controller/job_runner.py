@@ -1,6 +1,6 @@
-"""Runs one TrainingJob: its fabric, agent channel, holders and reconciler.
+"""Runs one TrainingJob: its platform, agent channel, memory servers and reconciler.
 
-Made by `shard_leadership` while this operator leads. Keeps nothing that another leader would lack.
+Created by `shard_leadership` while this operator leads. Keeps nothing that another leader would lack.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from surefoot_operator.settings import OperatorSettings
 log = logging.getLogger(__name__)
 
 CLEAN_SECONDS = 10.0
-"""How long the memory of a job that is gone is cleaned here; what is left then is the tier's janitor's."""
+"""How long to delete a deleted job's memory here; the leader's orphan sweep deletes the rest."""
 ROUNDS_AT_ONCE = 64
-"""Jobs that reconcile at one moment: a thousand of them must not ask the API server all at once."""
+"""Number of jobs that reconcile at once, so that a thousand of them do not call the API server together."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """One incarnation of a job; recreated under its name it is another."""
+    """Identifies one incarnation of a job; a job recreated with the same name has another uid."""
 
     namespace: str
     name: str
@@ -50,21 +50,27 @@ class JobKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedResources:
-    """What all jobs of one operator share."""
+    """Objects that all jobs of one operator share."""
 
     cache: ClusterCache
+    """Cached objects of the cluster."""
     server: AgentServer
+    """Accepts the agents' connections."""
     telling: WorkerEnvironmentFactory
+    """Builds the environment of new workers."""
     pods: PodSettings
+    """Settings of the workers' pods."""
     access: MemoryTierCredentials
-    """What the operator reaches every holder with."""
+    """The operator's credentials for memory servers."""
     settings: OperatorSettings
     pool: MemoryServerPool
-    """Of holders: each is connected to and visited once for all jobs."""
+    """Connections to memory servers: each is visited once for all jobs."""
     turns: ReconcileLimiter = field(default_factory=lambda: ReconcileLimiter(ROUNDS_AT_ONCE))
+    """Limits concurrent reconciles."""
     pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
+    """Limits writes of statuses that only report progress."""
     clock: Callable[[], float] = field(default_factory=TermClock)
-    """Of the present term; nothing that is compared follows the wall clock."""
+    """Returns Unix seconds of the current term; no comparison of times follows the wall clock."""
 
 
 class JobRunner:
@@ -78,12 +84,12 @@ class JobRunner:
         self._memory = JobMemoryServers(key.uid, account, shared.pool, shared.clock, self.wake)
         channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
         token = partial(shared.telling.secrets.generation_token, key.uid)
-        parts = Dependencies(
+        dependencies = Dependencies(
             self._platform, channel, self._memory, shared.telling, shared.settings, shared.clock, token,
             shared.turns, shared.pace,
         )  # fmt: skip
         self._channel = channel
-        self._reconciler = Reconciler(parts)
+        self._reconciler = Reconciler(dependencies)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -94,28 +100,30 @@ class JobRunner:
 
     @property
     def round_seconds(self) -> float:
-        """Age of the reconcile under way; 0 between two."""
+        """How long the current reconcile has been running; 0 between two."""
         return self._reconciler.round_seconds
 
     @property
     def safety(self) -> JobSafety:
-        """Whether the job can lose a holder, as of its last reconcile."""
-        known = self._reconciler.safety
-        if known is None:
+        """Whether the job can lose a memory server, as of its last reconcile."""
+        job_safety = self._reconciler.safety
+        if job_safety is None:
             return JobSafety(str(self.key), False, "this operator has not reconciled it yet", self._shared.clock())
-        return replace(known, job=str(self.key))
+        return replace(job_safety, job=str(self.key))
 
     def data_lost_with_node(self, node: str) -> str:
-        """Says what the job loses with a node; empty: nothing."""
+        """Describes the data that the job would lose with a node; empty: none."""
         return self._reconciler.data_lost_with_node(node)
 
     def wake(self, urgent: bool = True) -> None:
+        """Makes the reconciler plan again: at once if urgent, otherwise after a short delay."""
         self._reconciler.wake(urgent)
 
     async def stop(self, gone: bool) -> None:
-        """Stops the reconciler; cleans memory of a job that was deleted.
+        """Stops the reconciler, and deletes the memory of a job that was deleted.
 
-        `gone`: the cache shows the job no more. The API server is asked again before anything is deleted.
+        Args:
+            gone: Whether the cache no longer shows the job. The API server is asked again before data is deleted.
         """
         self._shared.server.remove_channel(self.key.uid, self._channel)
         if self._task is not None:
@@ -127,7 +135,11 @@ class JobRunner:
                 async with asyncio.timeout(CLEAN_SECONDS):
                     await self._memory.delete_job()
             except TimeoutError:
-                log.warning("the memory of job %s could not be cleaned within %g s", self.key, CLEAN_SECONDS)
+                log.warning(
+                    "cannot delete the memory of job %s within %g s; the orphan sweep deletes the rest",
+                    self.key,
+                    CLEAN_SECONDS,
+                )
         await self._memory.close()
         await self._platform.close()
         log.info(
@@ -138,20 +150,20 @@ class JobRunner:
         )
 
     async def _is_deleted(self) -> bool:
-        """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
+        """Asks the API server itself, because checkpoints must not be deleted for a watch that was wrong."""
         path = api_objects.jobs_path(self.key.namespace, self.key.name)
         try:
-            found = await self._shared.cache.api.get(path)
+            stored_job = await self._shared.cache.api.get(path)
         except ApiError as error:
             return error.code == 404
         except PlatformError as error:
             log.warning(
-                "cannot tell whether job %s was deleted, its keys on holders stay until the orphan sweep: %s",
+                "cannot verify whether job %s was deleted, its keys stay in memory until the orphan sweep: %s",
                 self.key,
                 error,
             )
             return False
-        return bool(found["metadata"]["uid"] != self.key.uid)
+        return bool(stored_job["metadata"]["uid"] != self.key.uid)
 
     async def _run(self) -> None:
         logged_job.set(str(self.key))
@@ -159,5 +171,5 @@ class JobRunner:
 
     def _heartbeat_seconds(self) -> float:
         job = self._platform.readable()
-        # without one the reconciler says what is wrong with the spec
+        # If the spec cannot be read, use the default; the reconciler reports the error.
         return (HealthPolicy() if job is None else job.spec.health_policy).heartbeat_seconds

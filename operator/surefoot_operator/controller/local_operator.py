@@ -1,7 +1,7 @@
 """Runs the operator of one job on one machine.
 
-Started by `surefoot local`. It may be killed at any moment and restarted: status is in the run folder, agents and
-holders report the rest again.
+Started by `surefoot local`. It may be killed at any moment and restarted: the status is in the run folder, and agents
+and memory servers report the rest again.
 """
 
 from __future__ import annotations
@@ -51,17 +51,14 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def served(root: Path) -> Iterator[None]:
-    """Serves this process' metrics on a free port.
-
-    The run folder names it as a Prometheus file_sd target.
-    """
+    """Serves this process' metrics on a free port, which the run folder lists as a Prometheus file_sd target."""
     server, thread = start_http_server(0, addr=HOST)
-    told = RunFolder(root).metrics / "operator.json"
-    write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
+    targets_file = RunFolder(root).metrics / "operator.json"
+    write_json(targets_file, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
     try:
         yield
     finally:
-        told.unlink(missing_ok=True)
+        targets_file.unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
         thread.join()
@@ -72,15 +69,15 @@ def served(root: Path) -> Iterator[None]:
 T = TypeVar("T")
 
 BEGIN_SECONDS = 10.0
-"""How long the job's file and the port are waited for: a former operator may still be ending."""
+"""How long to wait for the job's file and the port: a former operator may still be ending."""
 _RETRY_SECONDS = 0.1
 
 
 class LocalOperator:
-    """One job's operator over any fabric, between `start` and `stop`."""
+    """Runs the operator of one job on any platform, between `start` and `stop`."""
 
-    def __init__(self, fabric: Platform, secrets: Secrets, settings: OperatorSettings) -> None:
-        self._platform, self._secrets, self._settings = fabric, secrets, settings
+    def __init__(self, platform: Platform, secrets: Secrets, settings: OperatorSettings) -> None:
+        self._platform, self._secrets, self._settings = platform, secrets, settings
         self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
         self._clock = TermClock()
         self._memory: JobMemoryServers | None = None
@@ -90,12 +87,15 @@ class LocalOperator:
 
     @property
     def url(self) -> str:
+        """Address that agents connect to."""
         return self._server.url
 
     async def start(self) -> None:
-        """Listens, then reconciles.
+        """Starts to listen, then to reconcile.
 
-        Raises FabricError without a job, OSError if the port stays taken.
+        Raises:
+            PlatformError: There is no job that can be read.
+            OSError: The port stays taken.
         """
         job = await _patiently(self._job, PlatformError)
         await _patiently(self._server.start, OSError)
@@ -107,23 +107,25 @@ class LocalOperator:
         account = self._secrets.memory_account(job.uid)
         self._memory = JobMemoryServers(job.uid, account, self._pool, self._clock, changed)
         channel = AgentChannel(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
-        telling = WorkerEnvironmentFactory(
+        environment_factory = WorkerEnvironmentFactory(
             self._server.url,
             self._settings.memory.call_seconds,
             self._secrets,
             metrics_port=self._settings.metrics_port,
         )
         token = partial(self._secrets.generation_token, job.uid)
-        parts = Dependencies(self._platform, channel, self._memory, telling, self._settings, self._clock, token)
-        self.reconciler = Reconciler(parts)
+        dependencies = Dependencies(
+            self._platform, channel, self._memory, environment_factory, self._settings, self._clock, token
+        )
+        self.reconciler = Reconciler(dependencies)
         self._server.serve(job.uid, channel)
         self._server.set_leading(True)
-        metrics.leader.labels("0").set(1)  # of its one job, there is no other
+        metrics.leader.labels("0").set(1)  # a local operator always leads its only job
         self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
 
     async def stop(self) -> None:
-        """Stops the operator; workers and holders continue."""
+        """Stops the operator; workers and memory servers continue."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -137,33 +139,36 @@ class LocalOperator:
         return (await self._platform.observe()).job
 
 
-async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception]) -> T:
+async def _patiently(call: Callable[[], Awaitable[T]], retried_error: type[Exception]) -> T:
     deadline = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
             return await call()
-        except hopeful:
+        except retried_error:
             if time.monotonic() > deadline:
                 raise
-            await asyncio.sleep(_RETRY_SECONDS)  # nothing announces that a port or a file has become usable
+            await asyncio.sleep(_RETRY_SECONDS)  # no event shows that a port or a file has become usable
 
 
 async def run(folder: Path, port: int, with_metrics: bool) -> None:
     """Runs until SIGTERM or SIGINT.
 
-    `with_metrics`: it and its workers serve metrics, each on a free port.
+    Args:
+        folder: The run folder.
+        port: Port that agents connect to. 0: any free one.
+        with_metrics: Whether the operator and its workers serve metrics, each on a free port.
     """
     settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
     operator = LocalOperator(ProcessesPlatform(folder), secrets_in(folder), settings)
-    ended = asyncio.Event()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
     lag = asyncio.create_task(LoopLag().run(), name="loop lag")
     try:
         with served(folder) if with_metrics else nullcontext():
             await operator.start()
-            await ended.wait()
+            await stop.wait()
     finally:
         lag.cancel()
         await asyncio.gather(lag, return_exceptions=True)
@@ -171,18 +176,21 @@ async def run(folder: Path, port: int, with_metrics: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the operator and returns its exit code."""
     parser = argparse.ArgumentParser(description="The operator of one job on this machine.")
     parser.add_argument("--run-folder", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
-    parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
-    parser.add_argument("--parent", type=int, help="process whose end is this one's end")
-    chosen = parser.parse_args(arguments)
-    if chosen.parent is not None:
-        die_with_parent(chosen.parent)
-    form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-    configure_logging(os.environ, form, "%H:%M:%S")
+    parser.add_argument("--port", type=int, required=True, help="port that agents connect to, on 127.0.0.1")
+    parser.add_argument(
+        "--metrics", action="store_true", help="serve metrics; `metrics` in the run folder has the port"
+    )
+    parser.add_argument("--parent", type=int, help="end when this process ends")
+    args = parser.parse_args(arguments)
+    if args.parent is not None:
+        die_with_parent(args.parent)
+    log_format = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+    configure_logging(os.environ, log_format, "%H:%M:%S")
     try:
-        asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
+        asyncio.run(run(args.run_folder, args.port, args.metrics))
     except (PlatformError, OSError) as error:
         log.error("the operator cannot run: %s", error)
         return 1

@@ -1,6 +1,7 @@
-"""Rolls out holder revisions and removes data of jobs that are gone.
+"""Rolls out revisions of the memory tier's pods and removes data of jobs that no longer exist.
 
-Runs beside the jobs while this replica leads shard 0. An error is counted, logged once and retried; nothing waits for it.
+Runs next to the jobs while this replica leads shard 0. An error is counted, logged once and retried; no job waits for
+it.
 """
 
 from __future__ import annotations
@@ -38,40 +39,49 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryTierPods:
-    """The memory tier's pods; `wanted` of them should be of `revision`."""
+    """The memory tier's pods; `desired_count` of them should run `revision`."""
 
     pods: tuple[MemoryServerPod, ...]
     desired_count: int
+    """Number of pods that the DaemonSet wants."""
     revision: str
+    """Name of the DaemonSet's newest revision."""
 
 
 async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> MemoryTierPods | None:
-    """Returns the tier's pods; None: there is no such DaemonSet. Raises FabricError."""
+    """Returns the memory tier's pods; None: there is no such DaemonSet. Raises PlatformError."""
     cache.check_fresh()
-    newest = await memory_tier_pods.newest_revision(cache.api, namespace, daemon_set)
-    if newest is None:
+    daemon_set_revision = await memory_tier_pods.newest_revision(cache.api, namespace, daemon_set)
+    if daemon_set_revision is None:
         return None
-    around = cache.nodes.items.values()
+    nodes = cache.nodes.items.values()
     pods = memory_tier_pods.observe_server_pods(
-        cache.servers.items.values(), newest.uid, around, cache.kubelet_liveness()
+        cache.servers.items.values(), daemon_set_revision.uid, nodes, cache.kubelet_liveness()
     )
-    return MemoryTierPods(pods, newest.wanted, newest.revision)
+    return MemoryTierPods(pods, daemon_set_revision.wanted, daemon_set_revision.revision)
 
 
 # ---- memory tier maintenance -----------------------------------------------------------------------------------------
 
 ROUND_SECONDS = 5.0
+"""Interval between two steps of the rollout."""
 ORPHANS_SECONDS = 60.0
+"""Interval between two sweeps for orphaned jobs."""
 _PAGE = 500
 
 RolloutVeto = Callable[[str], str]
-"""Why no holder may be restarted, given the digest of those that are ready; empty: one may be."""
+"""Takes the digest of the ready servers; returns why none may be restarted, empty: one may be."""
 
 
 class MemoryMaintenance:
     """Maintains the memory tier until cancelled.
 
-    `safeties`: what each job of this shard says about restarting a holder; `veto`: what the others' leaders say.
+    Args:
+        shared: Resources of this replica.
+        namespace: Namespace of the memory tier.
+        daemon_set: Name of its DaemonSet.
+        safeties: Returns whether each job of this shard can lose a memory server.
+        veto: Returns why leaders of other shards let none be restarted.
     """
 
     def __init__(
@@ -91,6 +101,7 @@ class MemoryMaintenance:
         self._logged = ""
 
     async def run(self) -> None:
+        """Plans the rollout every 5 s and removes orphans every minute, until cancelled."""
         try:
             while True:
                 await self._once("rollout", self._roll_out)
@@ -101,56 +112,57 @@ class MemoryMaintenance:
         finally:
             await self._orphans.close()
 
-    async def _once(self, what: str, work: Callable[[], Any]) -> None:
+    async def _once(self, task_name: str, work: Callable[[], Any]) -> None:
         try:
             await work()
         except PlatformError as error:
-            metrics.reconcile_failures.labels(what).inc()
-            self._log_if_new(f"the memory tier's {what} waits: {error}")
+            metrics.reconcile_failures.labels(task_name).inc()
+            self._log_if_new(f"the memory tier's {task_name} failed and is retried: {error}")
 
     async def _roll_out(self) -> None:
-        """Restarts what may be restarted now."""
+        """Restarts the pods that may be restarted now."""
         tier = await tier_pods(self._cache, self._namespace, self._daemon_set)
         if tier is None:
             metrics.outdated_servers.set(0)
             return
-        decided = plan_rollout(tier.pods, tier.desired_count, tier.revision, self._safeties(), self._shared.clock())
-        why_not = self._veto(ready_servers(tier.pods)) if decided.delete else ""
-        if why_not:
-            decided = replace(decided, delete=(), reason=why_not)
-        metrics.outdated_servers.set(decided.outdated)
-        self._log_rollout(decided)
-        for pod in decided.delete:
+        rollout = plan_rollout(tier.pods, tier.desired_count, tier.revision, self._safeties(), self._shared.clock())
+        veto_reason = self._veto(ready_servers(tier.pods)) if rollout.delete else ""
+        # Jobs of other shards may need a server that this shard's jobs can spare.
+        if veto_reason:
+            rollout = replace(rollout, delete=(), reason=veto_reason)
+        metrics.outdated_servers.set(rollout.outdated)
+        self._log_rollout(rollout)
+        for pod in rollout.delete:
             await memory_tier_pods.restart_pod(self._cache.api, self._namespace, pod)
-            log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, tier.revision)
+            log.info("restarting memory server pod %s on %s for revision %s", pod.name, pod.node, tier.revision)
 
     async def _sweep(self) -> None:
-        """Holders are held against a list of all jobs that a quorum of the API's store confirms."""
-        live = await self._every_job()
+        """Removes orphaned jobs from the servers, by a list of all jobs that etcd confirmed with a quorum."""
+        job_uids = await self._every_job()
         domains: dict[str, str] = {}
-        places = memory_tier_pods.server_addresses(
+        addresses = memory_tier_pods.server_addresses(
             self._cache.servers.items.values(), self._cache.gone_servers.values(), domains, self._shared.access
         )
-        await self._orphans.observe(live, places, self._shared.clock())
+        await self._orphans.observe(job_uids, addresses, self._shared.clock())
 
     async def _every_job(self) -> frozenset[str]:
-        found: set[str] = set()
+        job_uids: set[str] = set()
         query: dict[str, str | int] = {"limit": _PAGE}
         while True:
-            # without a resourceVersion: never from a server's cache that is behind
-            listed = await self._cache.api.get(f"{api_objects.JOBS}/trainingjobs", query)
-            found |= {job["metadata"]["uid"] for job in listed["items"]}
-            more = listed["metadata"].get("continue")
-            if not more:
-                return frozenset(found)
-            query = {"limit": _PAGE, "continue": more}
+            # Without a resourceVersion the list is read from etcd, and never from a stale cache of the API server.
+            page = await self._cache.api.get(f"{api_objects.JOBS}/trainingjobs", query)
+            job_uids |= {job["metadata"]["uid"] for job in page["items"]}
+            continue_token = page["metadata"].get("continue")
+            if not continue_token:
+                return frozenset(job_uids)
+            query = {"limit": _PAGE, "continue": continue_token}
 
-    def _log_rollout(self, decided: Rollout) -> None:
-        if decided.outdated:
-            self._log_if_new(f"the memory tier's rollout: {decided.reason}")
+    def _log_rollout(self, rollout: Rollout) -> None:
+        if rollout.outdated:
+            self._log_if_new(f"rollout of the memory tier: {rollout.reason}")
         elif self._logged:
             self._log_if_new("")
-            log.info("the memory tier's rollout is done: %s", decided.reason)
+            log.info("the rollout of the memory tier is complete: %s", rollout.reason)
 
     def _log_if_new(self, text: str) -> None:
         if text and text != self._logged:
@@ -158,23 +170,24 @@ class MemoryMaintenance:
         self._logged = text
 
 
-# ---- consent of all jobs to a restart --------------------------------------------------------------------------------
-# Notes on a shard's lease whether its jobs can spare a holder. Run while a replica leads a shard other than 0. Whoever
-# rolls out the memory tier leads shard 0 and knows its own jobs alone; without this it would restart the holder that
-# another shard's job cannot lose. Only names of the pods that were judged are noted, so that no assent outlives them.
+# ---- approval of a restart by all jobs -------------------------------------------------------------------------------
+# Notes on a shard's lease whether its jobs can lose a memory server. Runs while a replica leads a shard other than 0.
+# The leader of shard 0 rolls out the memory tier and knows only its own jobs; without the notes it would restart the
+# server that another shard's job cannot lose. A note names the pods it was made for, so that it does not outlive them.
 
 ROLLOUT_APPROVED = f"{GROUP}/rollout-approved"
-"""Digest of the holders of which the shard's jobs can spare any."""
+"""Annotation with the digest of the ready servers; the shard's jobs can lose any one of them."""
 ROLLOUT_BLOCKED = f"{GROUP}/rollout-blocked"
-"""Why they cannot."""
+"""Annotation with the reason why the shard's jobs cannot lose a server."""
 ASSENT_ROUND_SECONDS = 3.0
+"""Interval between two judgements."""
 APPROVAL_VALID_SECONDS = 10.0
-"""What was noted so long ago is noted no more."""
+"""Age at which a judgement expires and is no longer noted."""
 _MAX_REASON_CHARACTERS = 200
 
 
 class RolloutApproval:
-    """Judges the memory tier for the jobs of one shard, until cancelled."""
+    """Judges for the jobs of one shard whether a memory server may be restarted, until cancelled."""
 
     def __init__(
         self, shared: SharedResources, namespace: str, daemon_set: str, safeties: Callable[[], tuple[JobSafety, ...]]
@@ -184,40 +197,49 @@ class RolloutApproval:
         self._noted: tuple[float, dict[str, str]] = (float("-inf"), {})
 
     def annotations(self) -> Mapping[str, str]:
-        """The last judgement, while it counts."""
-        at, notes = self._noted
-        return notes if time.monotonic() - at < APPROVAL_VALID_SECONDS else {}
+        """Returns the lease's annotations with the last judgement; empty once it has expired."""
+        noted_seconds, notes = self._noted
+        return notes if time.monotonic() - noted_seconds < APPROVAL_VALID_SECONDS else {}
 
     async def run(self) -> None:
+        """Judges every 3 s until cancelled. A failure is logged and retried."""
         while True:
             try:
                 await self.judge_once()
             except PlatformError as error:
                 metrics.reconcile_failures.labels("rollout").inc()
-                log.info("cannot judge whether jobs can spare a holder: %s", error)
+                log.info("cannot judge whether jobs can lose a memory server, retrying: %s", error)
             await asyncio.sleep(ASSENT_ROUND_SECONDS)
 
     async def judge_once(self) -> None:
-        """Judges the holders that are there now. Raises FabricError."""
+        """Judges the servers that are ready now. Raises PlatformError."""
         jobs = self._safeties()
         tier = await tier_pods(self._shared.cache, self._namespace, self._daemon_set)
         if tier is None:
             self._noted = (time.monotonic(), {})
             return
-        why = why_unsafe(tier.pods, jobs, self._shared.clock())
-        notes = {ROLLOUT_BLOCKED: why[:_MAX_REASON_CHARACTERS]} if why else {ROLLOUT_APPROVED: ready_servers(tier.pods)}
+        unsafe_reason = why_unsafe(tier.pods, jobs, self._shared.clock())
+        notes = (
+            {ROLLOUT_BLOCKED: unsafe_reason[:_MAX_REASON_CHARACTERS]}
+            if unsafe_reason
+            else {ROLLOUT_APPROVED: ready_servers(tier.pods)}
+        )
         self._noted = (time.monotonic(), notes)
 
 
-def rollout_blocker(shard: int, holder: str, notes: Mapping[str, str], ready: str) -> str:
-    """Says why a shard's leader lets no holder be restarted.
+def rollout_blocker(shard: int, leader: str, notes: Mapping[str, str], ready: str) -> str:
+    """Returns why a shard's leader lets no memory server be restarted; empty: it approves.
 
-    Empty: it lets one be. `ready`: digest of the holders that are there now.
+    Args:
+        shard: The shard.
+        leader: Identity of its leader; empty: none.
+        notes: Annotations of its lease.
+        ready: Digest of the servers that are ready now.
     """
-    if not holder:
-        return f"nobody leads shard {shard}, whose jobs may need every holder"
+    if not leader:
+        return f"shard {shard} has no leader, and its jobs may need every memory server"
     if ROLLOUT_BLOCKED in notes:
         return notes[ROLLOUT_BLOCKED]
     if notes.get(ROLLOUT_APPROVED) != ready:
-        return f"{holder} has not said yet whether the jobs of shard {shard} can spare a holder"
+        return f"{leader} has not reported yet whether the jobs of shard {shard} can lose a memory server"
     return ""

@@ -1,6 +1,6 @@
-"""Configures the operator's log: a UTC line per record, with its job.
+"""Configures the operator process: its log, Python's garbage collector and its clock.
 
-Called by `__main__`; `job_runner` sets the job.
+Called by the composition roots; `job_runner` sets the job of log records.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from contextvars import ContextVar
 from surefoot.logs import PlainFormatter, formatter_of
 
 logged_job: ContextVar[str] = ContextVar("job", default="")
-"""The job that the running task works for; tasks hand it on to those they start."""
+"""The job that the current task works for, as `namespace/name`; tasks that it starts inherit the value."""
 
 
 class _Job(logging.Filter):
+    """Adds the current job to each record: `namespace`, `job`, and `about` for text logs."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         name = logged_job.get()
         record.namespace, _, record.job = name.rpartition("/")
@@ -27,9 +29,9 @@ class _Job(logging.Filter):
 
 
 def begin_logs(level: str, form: str = "") -> None:
-    """Logs to stderr, in the form that SUREFOOT_LOG_FORMAT names.
+    """Logs to stderr at this level, in the given form (`text` or `json`).
 
-    kopf's records count from WARNING on: its handlers are ours, and log what they do.
+    kopf's records count only from WARNING on, because our own handlers log their work.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Job())
@@ -42,30 +44,30 @@ def begin_logs(level: str, form: str = "") -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
-# ---- garbage collector of Python -------------------------------------------------------------------------------------
-# Sets Python's garbage collector for a process that keeps many objects. By default it looks through all that is young
-# after every 700 new objects: while a page of pods is decoded, which makes a hundred thousand, it takes three quarters
-# of the time and finds nothing.
+# ---- Python's garbage collector --------------------------------------------------------------------------------------
+# Configures Python's garbage collector for a process with many objects. By default it scans all young objects after
+# every 700 new ones. While a page of pods is decoded, which creates a hundred thousand objects, that takes three
+# quarters of the time and finds no garbage.
 
 YOUNG = 50_000
-"""New objects after which the young are looked through: some milliseconds' worth."""
+"""Number of new objects after which the young ones are scanned, which takes some milliseconds."""
 
 
 def configure_gc() -> None:
-    """Leaves out what imports have made, and looks seldom."""
+    """Excludes the objects that imports created from collection, and collects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 # ---- term clock ------------------------------------------------------------------------------------------------------
-# Provides Unix seconds that never step within one leader's term. Read by sessions, holders and plans. The wall clock
-# may jump by an hour when it is corrected or after a suspend; compared with it, every agent would be silent and every
-# world would hang at once.
+# Provides Unix seconds that never jump within one leader's term, for sessions, memory servers and plans. The wall clock
+# may jump by an hour when it is corrected or after a suspend. Compared with it, every agent would be silent and every
+# job would hang at once.
 
 
 class TermClock:
-    """The wall clock at the term's start, plus monotonic seconds since."""
+    """Returns the wall clock's time at the start of the term, plus the monotonic seconds since."""
 
     def __init__(self, wall: Callable[[], float] | None = None, steady: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall if wall is not None else time.time
@@ -74,7 +76,7 @@ class TermClock:
         self.begin()
 
     def begin(self) -> None:
-        """Starts a term: reads the wall clock anew."""
+        """Starts a term: reads the wall clock again."""
         self._offset = self._wall() - self._steady()
 
     def __call__(self) -> float:

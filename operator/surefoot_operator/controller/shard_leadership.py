@@ -1,7 +1,7 @@
-"""Runs what a replica does for each shard that it leads.
+"""Runs the work of each shard that this replica leads.
 
-Made by the composition root, begun and ended by `leader.shard_election`. What there is once in a cluster (the memory
-tier's rollout, the sweep of orphans, conditions of nodes) is done by who leads shard 0.
+Created by the composition root; `leader.shard_election` starts and stops the terms. Work that exists once in a cluster
+(rollout of the memory tier, sweep of orphans, conditions of nodes) belongs to the leader of shard 0.
 """
 
 from __future__ import annotations
@@ -34,23 +34,30 @@ log = logging.getLogger(__name__)
 
 
 # ---- job runners -----------------------------------------------------------------------------------------------------
-# Starts and stops a runner for each job in the cache. Level-triggered; called by the composition root.
+# Runs one runner for each job in the cache. Level-triggered; called by the composition root.
 
 Object = Mapping[str, Any]
 RESYNC_SECONDS = 30.0
+"""Interval for comparing runners with the cache, in case events were missed."""
 
 
 def every_job(uid: str) -> bool:
-    """Takes any job: there is one shard."""
+    """Selects any job, because there is one shard."""
     return True
 
 
 def is_managed(
     jobs: Iterable[Object], watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
 ) -> frozenset[JobKey]:
-    """Selects the jobs of a shard that name no other manager."""
-    ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
-    keys = (key for key in map(_key, ours) if watch_namespace in ("", key.namespace))
+    """Selects the jobs of a shard that this operator manages.
+
+    Args:
+        jobs: Cached TrainingJobs; those with another `managedBy` are left out.
+        watch_namespace: Namespace whose jobs are managed; empty: all.
+        in_shard: Returns whether a job belongs to the shard, by its uid.
+    """
+    our_jobs = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
+    keys = (key for key in map(_key, our_jobs) if watch_namespace in ("", key.namespace))
     return frozenset(key for key in keys if in_shard(key.uid))
 
 
@@ -60,10 +67,7 @@ def _key(job: Object) -> JobKey:
 
 
 class JobRunners:
-    """The runners of a shard's jobs while this replica leads it.
-
-    `wake` may be called at any time, in one event loop.
-    """
+    """Runs a shard's jobs while this replica leads it; `wake` may be called at any time, in one event loop."""
 
     def __init__(
         self, shared: SharedResources, watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
@@ -75,39 +79,40 @@ class JobRunners:
 
     @property
     def running(self) -> frozenset[JobKey]:
+        """The jobs with a runner."""
         return frozenset(self._runners)
 
     def round_seconds(self) -> dict[str, float]:
-        """Age of each job's reconcile under way; 0 between two."""
+        """Returns how long each job's current reconcile has been running; 0 between two."""
         return {str(key): runner.round_seconds for key, runner in self._runners.items()}
 
     def rollout_safety(self) -> tuple[JobSafety, ...]:
-        """What each job says about restarting a holder."""
+        """Returns whether each job can lose a memory server."""
         return tuple(runner.safety for runner in self._runners.values())
 
     def data_lost_with_node(self, node: str) -> str:
-        """Says what some job loses with a node; empty: nothing."""
-        said = ((key, runner.data_lost_with_node(node)) for key, runner in self._runners.items())
-        return next((f"job {key}: {why}" for key, why in said if why), "")
+        """Describes the data that some job would lose with a node; empty: none."""
+        losses = ((key, runner.data_lost_with_node(node)) for key, runner in self._runners.items())
+        return next((f"job {key}: {loss}" for key, loss in losses if loss), "")
 
     def start(self) -> None:
-        """Begins to lead: starts a runner for every cached job."""
+        """Starts to lead: creates a runner for every cached job."""
         self._leading = True
         self._shared.cache.listen("trainingjobs", self._on_event)
         self.wake()
 
     def wake(self) -> None:
-        """Starts missing runners and stops those whose job is gone."""
+        """Starts missing runners, and stops those whose job no longer exists."""
         if not self._leading:
             return
-        wanted = is_managed(self._shared.cache.jobs.items.values(), self._only_namespace, self._in_shard)
-        for key in self._runners.keys() - wanted:
+        job_keys = is_managed(self._shared.cache.jobs.items.values(), self._only_namespace, self._in_shard)
+        for key in self._runners.keys() - job_keys:
             self._end(self._runners.pop(key))
-        for key in sorted(wanted - self._runners.keys(), key=str):
+        for key in sorted(job_keys - self._runners.keys(), key=str):
             self._begin(key)
 
     async def resync(self) -> None:
-        """Wakes every half minute until cancelled, in case events were missed."""
+        """Calls `wake` every half minute until cancelled, in case events were missed."""
 
         async def wake() -> float:
             self.wake()
@@ -116,7 +121,7 @@ class JobRunners:
         await repeat(wake, RESYNC_SECONDS)
 
     async def close(self) -> None:
-        """Stops every runner and leaves the jobs as they are."""
+        """Stops every runner; the jobs continue."""
         if self._leading:
             self._shared.cache.remove_listener("trainingjobs", self._on_event)
         self._leading = False
@@ -132,9 +137,9 @@ class JobRunners:
         try:
             runner = JobRunner(key, self._shared)
         except Exception:
-            # one job must not keep the others from being looked after; it is tried again at the next wake
+            # One job must not keep the others from running; the next wake tries it again.
             metrics.reconcile_failures.labels("begin").inc()
-            log.exception("could not start the runner of job %s", key)
+            log.exception("cannot start the runner of job %s, retrying", key)
             return
         self._runners[key] = runner
         runner.start()
@@ -144,22 +149,24 @@ class JobRunners:
 
 
 # ---- node reporter ---------------------------------------------------------------------------------------------------
-# Writes conditions on nodes that jobs found sick. Run by the composition root while it leads. Level-triggered: what is
-# to be written follows from the jobs' statuses and the nodes. Where the API server refuses, that is logged once and
-# tried again seldom: jobs avoid such nodes all the same.
+# Writes conditions on nodes that jobs found unhealthy. Run by the composition root while it leads. Level-triggered: the
+# writes follow from the jobs' statuses and the nodes. A rejection by the API server is logged once and retried rarely,
+# because jobs avoid such nodes anyway.
 
 ROUND_SECONDS = 5.0
+"""Interval between two writes of conditions."""
 REJECTED_SECONDS = 600.0
+"""Wait after the API server denied access to nodes."""
 
 
 class NodeReporter:
-    """Keeps the conditions of nodes as jobs' statuses want them.
+    """Sets the conditions of nodes as jobs' statuses require.
 
     Args:
-        api: Refuses to write where this replica does not lead.
-        cache: Jobs and nodes.
-        taint_effect: Of the taint that goes with the condition; empty: none.
-        clock: Unix seconds.
+        api: Writes only while this replica leads.
+        cache: Cached jobs and nodes.
+        taint_effect: Effect of the taint that accompanies the condition; empty: no taint.
+        clock: Returns Unix seconds.
     """
 
     def __init__(
@@ -169,42 +176,45 @@ class NodeReporter:
         self._logged: set[str] = set()
 
     async def run(self) -> None:
+        """Sets the conditions every 5 s until cancelled. A failure is logged and retried."""
         await repeat(self._try_once)
 
     async def _try_once(self) -> float:
         try:
             await self.reconcile_once()
         except ApiError as error:
-            self._log_once(f"nodes are not told of what agents found: {error}; jobs avoid them all the same")
+            self._log_once(f"cannot set conditions of unhealthy nodes: {error}; jobs avoid these nodes nevertheless")
             return REJECTED_SECONDS if error.code == 403 else ROUND_SECONDS
         except PlatformError as error:
-            self._log_once(f"nodes are not told of what agents found: {error}")
+            self._log_once(f"cannot set conditions of unhealthy nodes, retrying: {error}")
         return ROUND_SECONDS
 
     async def reconcile_once(self) -> None:
-        """Writes what differs. Raises FabricError."""
+        """Writes the conditions and taints that differ. Raises PlatformError."""
         now = self._clock()
-        nodes = {one["metadata"]["name"]: one for one in self._cache.nodes.items.values()}
-        reports, left_out = reports_by_node(self._cache.jobs.items.values(), nodes, now)
+        nodes = {node_object["metadata"]["name"]: node_object for node_object in self._cache.nodes.items.values()}
+        reports, unreported = reports_by_node(self._cache.jobs.items.values(), nodes, now)
         process_metrics.node_unhealthy.clear()
         for name, report in reports.items():
             process_metrics.node_unhealthy.labels(name, report.reason).set(1)
-        if left_out:
+        if unreported:
             self._log_once(
-                f"more nodes are found sick than may be told of at once: {', '.join(left_out[:10])} are left out"
+                f"too many unhealthy nodes to set a condition on each: {', '.join(unreported[:10])} are left out"
             )
         for name, node in nodes.items():
             await self._write(name, node_writes(node, reports.get(name), self._taint_effect, now))
 
     async def _write(self, name: str, writes: NodeWrites) -> None:
         try:
-            if writes.taint is not None:  # first, as it names the version that the other write changes
+            # First, because it tests the version of the node, which the other write changes.
+            if writes.taint is not None:
                 await self._api.merge(f"/api/v1/nodes/{name}", writes.taint)
             if writes.status is not None:
                 log.info("node %s: %s", name, writes.status["status"]["conditions"][0])
                 await self._api.merge(f"/api/v1/nodes/{name}/status", writes.status)
         except ApiError as error:
-            if error.code not in (404, 409):  # gone meanwhile, or changed: the next round has its newer version
+            # The node was deleted or changed in between: the next round has its new version.
+            if error.code not in (404, 409):
                 raise
 
     def _log_once(self, text: str) -> None:
@@ -217,24 +227,30 @@ class NodeReporter:
 # ---- shard leadership ------------------------------------------------------------------------------------------------
 
 LEAVE_SECONDS = 5.0
-"""How long stopping the jobs of a shard may take."""
+"""Maximum time for stopping the jobs of a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
+    """The parts of one term of leading a shard."""
+
     runners: JobRunners
     tasks: TaskSet
     label: LeaderLabel
     assent: RolloutApproval
+    """Notes on the shard's lease; its task runs only for shards other than 0."""
 
 
 class ShardTerms:
-    """The terms of one replica, one for each shard that it leads.
+    """Runs the terms of one replica, one for each shard that it leads.
 
     Args:
-        failed: Told of a task that ended by an error, which none may.
-        veto: Says why holders may not be restarted by what leaders of other shards note.
-        may_operate: Raises NotLeading while another installation may look after the same jobs.
+        api: The API server.
+        settings: Settings of this process.
+        shared: Resources that all jobs share.
+        failed: Called with the name and error of a task that failed, which ends the process.
+        veto: Returns why leaders of other shards let no memory server be restarted; empty: one may be.
+        may_operate: Raises NotLeader while another installation may manage the same jobs.
     """
 
     def __init__(
@@ -253,62 +269,71 @@ class ShardTerms:
 
     @property
     def jobs(self) -> int:
-        """How many jobs are looked after here."""
+        """Number of jobs that this replica manages."""
         return sum(len(term.runners.running) for term in self._terms.values())
 
     def round_seconds(self) -> dict[str, float]:
-        """Age of each job's reconcile under way; 0 between two."""
+        """Returns how long each job's current reconcile has been running; 0 between two."""
         return {key: age for term in self._terms.values() for key, age in term.runners.round_seconds().items()}
 
     def data_lost_with_node(self, node: str) -> str:
-        """Says what some job loses with a node; empty: nothing."""
-        said = (term.runners.data_lost_with_node(node) for term in self._terms.values())
-        return next((why for why in said if why), "")
+        """Describes the data that some job would lose with a node; empty: none."""
+        losses = (term.runners.data_lost_with_node(node) for term in self._terms.values())
+        return next((loss for loss in losses if loss), "")
 
     def run_once_in_a_cluster(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Has `work` run, until cancelled, in each later term of shard 0."""
+        """Runs `work`, until cancelled, in each later term of shard 0."""
         self._once.append(work)
 
     def started_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
-        """Leads a shard from now on, until `end`."""
+        """Leads a shard from now on, until `stopped_leading`; `may_act` raises NotLeader once its lease is over."""
 
         def may_write() -> None:
             may_act()
             self._may_operate()
 
-        given, url = self._settings, self._settings.coordinator_url
+        settings, url = self._settings, self._settings.coordinator_url
         api = self._api.with_write_check(may_write)
-        telling = replace(self._shared.telling, coordinator_url=shard_url(url, shard), fallback_url=url)
-        # whatever a job's reconciler writes goes through this one, and stops with the lease
+        environment_factory = replace(self._shared.telling, coordinator_url=shard_url(url, shard), fallback_url=url)
+        # All writes of a job's reconciler go through this cache, and are rejected once the lease is over.
         cache = self._shared.cache.guarded(may_write)
-        shared = replace(self._shared, cache=cache, telling=telling, clock=TermClock())
-        runners = JobRunners(shared, given.watch_namespace, lambda uid: shard_of(uid, shards) == shard)
-        label = LeaderLabel(api, given.namespace, given.pod_name, leader_label(shard))
-        assent = RolloutApproval(shared, given.namespace, given.memory_daemonset, runners.rollout_safety)
-        term = self._terms[shard] = _Term(runners, TaskSet(self._failed), label, assent)
+        shared = replace(self._shared, cache=cache, telling=environment_factory, clock=TermClock())
+        runners = JobRunners(shared, settings.watch_namespace, lambda uid: shard_of(uid, shards) == shard)
+        label = LeaderLabel(api, settings.namespace, settings.pod_name, leader_label(shard))
+        approval = RolloutApproval(shared, settings.namespace, settings.memory_daemonset, runners.rollout_safety)
+        term = self._terms[shard] = _Term(runners, TaskSet(self._failed), label, approval)
+        # Start the jobs before agents are accepted, so that agents find their channels.
         runners.start()
         shared.server.set_leading(True, shard)
         metrics.leader.labels(str(shard)).set(1)
+        # Move the label that directs agents here, and start the background work.
         term.tasks.start(label.run())
         term.tasks.start(runners.resync())
         if shard != 0:
-            term.tasks.start(assent.run())
+            term.tasks.start(approval.run())
         else:
-            tier = MemoryMaintenance(
-                shared, given.namespace, given.memory_daemonset, runners.rollout_safety, self._veto
+            memory_maintenance = MemoryMaintenance(
+                shared, settings.namespace, settings.memory_daemonset, runners.rollout_safety, self._veto
             )
-            term.tasks.start(tier.run())
-            if given.node_reports:
-                term.tasks.start(NodeReporter(api, cache, given.node_taint).run())
+            term.tasks.start(memory_maintenance.run())
+            if settings.node_reports:
+                term.tasks.start(NodeReporter(api, cache, settings.node_taint).run())
             for work in self._once:
                 term.tasks.start(work())
-        of = f" of shard {shard} (of {shards})" if shards > 1 else ""
-        log.info("leading, with %d jobs%s; agents connect to %s", len(runners.running), of, telling.coordinator_url)
+        shard_text = f" of shard {shard} (of {shards})" if shards > 1 else ""
+        log.info(
+            "leading, with %d jobs%s; agents connect to %s",
+            len(runners.running),
+            shard_text,
+            environment_factory.coordinator_url,
+        )
 
     async def stopped_leading(self, shard: int, in_peace: bool) -> None:
-        """Ends a term, whose agents go first.
+        """Ends a term. Agents are disconnected first, because the next leader runs elsewhere.
 
-        Whoever leads next is elsewhere. The next term here begins with nothing of this one.
+        Args:
+            shard: The shard.
+            in_peace: Whether this replica still has the lease, so that it may remove its label.
         """
         self._shared.server.set_leading(False, shard)
         metrics.leader.labels(str(shard)).set(0)
@@ -323,18 +348,18 @@ class ShardTerms:
             try:
                 await term.label.remove()
             except PlatformError as error:
-                log.warning("could not remove the leader label: %s", error)
+                log.warning("cannot remove the leader label of shard %d from this pod: %s", shard, error)
 
     def annotations(self, shard: int) -> Mapping[str, str]:
-        """Annotations of the shard's lease: whether its jobs can spare a holder."""
+        """Returns the annotations of the shard's lease: whether its jobs can lose a memory server."""
         term = self._terms.get(shard)
         return term.assent.annotations() if term is not None else {}
 
 
 async def stop_within(what: str, work: Coroutine[Any, Any, None]) -> None:
-    """Waits for what stops, within a limit."""
+    """Waits until `work` has stopped something, for at most 5 s."""
     try:
         async with asyncio.timeout(LEAVE_SECONDS):
             await work
     except TimeoutError:
-        log.warning("%s did not stop within %g s: going on anyway", what, LEAVE_SECONDS)
+        log.warning("%s did not stop within %g s, continuing without waiting", what, LEAVE_SECONDS)

@@ -16,9 +16,10 @@ from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.policy.core.actions import CreateWorker
 
 WORKER_METRICS_PORT = 9464
-"""Of each worker on a cluster, where every pod has an address of its own."""
+"""Metrics port of each worker on a cluster, where every pod has its own address."""
 
 _SECRET = ("SUREFOOT_MEMORY_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+"""Variables that are passed as secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +27,33 @@ class WorkerEnvironmentFactory:
     """Builds the environment of each worker of a job."""
 
     coordinator_url: str
+    """Address that agents connect to."""
     memory_call_timeout_seconds: float
+    """Time limit of one call to a memory server."""
     secrets: Secrets = field(repr=False)
+    """Derives the passwords and tokens of jobs and workers."""
     own_token: bool = True
-    """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
+    """Whether each worker gets a derived token; on a cluster agents use the token of their service account."""
     coordinator_ca: Callable[[], str] = str
-    """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
+    """Returns the CA certificate of the coordinator in PEM; empty: agents use the trust store of their machine."""
     memory_tls_ca: Callable[[], str] = str
-    """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
+    """Returns the CA certificate of the memory servers in PEM; empty: they have no TLS."""
     fallback_url: str = ""
-    """Where an agent asks that finds nobody at the first address: who answers there tells it where to go."""
+    """Second address for agents that reach no operator at the first; the operator there refers them to the leader."""
     metrics_port: int | None = None
-    """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
+    """Port on which each worker serves its metrics; 0: any free one of its machine; None: no metrics."""
     log_format: str = "text"
-    """Of agents; a job's own template may name another."""
+    """Log format of agents; a job's own template may set another."""
 
     def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
-        told = job_environment(self._job_settings(job))
-        secret = {name: told.pop(name) for name in _SECRET if name in told}
+        """Builds the environment of one worker; passwords and tokens are kept apart as secrets."""
+        variables = job_environment(self._job_settings(job))
+        secret = {name: variables.pop(name) for name in _SECRET if name in variables}
         if self.own_token:
             secret["SUREFOOT_TOKEN"] = self.secrets.worker_token(job.uid, worker.index, worker.attempt)
         health = job.spec.health_policy
         plain = {
-            **told,
+            **variables,
             "SUREFOOT_JOB_NAME": job.name,
             "SUREFOOT_JOB_NAMESPACE": job.namespace,
             "SUREFOOT_WORKER_INDEX": str(worker.index),

@@ -60,7 +60,7 @@ def test_a_job_that_can_be_run_is_let_in() -> None:
 def test_one_that_cannot_is_refused_with_the_sentence_of_its_condition() -> None:
     verdict = created(job(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}))
     assert (verdict.allowed, verdict.code) == (False, 422)
-    assert verdict.message.startswith("the job cannot be run as it is written: spec.elasticPolicy")
+    assert verdict.message.startswith("the job's spec is invalid: spec.elasticPolicy")
 
 
 def test_what_leaves_the_spec_as_it_is_passes_whatever_the_spec_says() -> None:

@@ -67,19 +67,19 @@ def test_every_other_variable_is_read() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("SUREFOOT_COORDINATOR_URL", "https://x/v1/agents", "it has the form wss://HOST:PORT/v1/agents"),
-        ("SUREFOOT_COORDINATOR_URL", "wss:///v1/agents", "it has the form"),
-        ("SUREFOOT_COORDINATOR_PORT", "70000", "a port from 0 to 65535 is needed"),
-        ("SUREFOOT_METRICS_PORT", "http", "a port from 0 to 65535 is needed"),
-        ("SUREFOOT_PROBE_PORT", "65536", "a port from 0 to 65535 is needed"),
-        ("SUREFOOT_SHARDS", "0", "a number from 1 to 8 is needed"),
-        ("SUREFOOT_SHARDS", "nine", "a number from 1 to 8 is needed"),
-        ("SUREFOOT_MEMORY_TLS", "yes", "0 or 1 is needed"),
-        ("SUREFOOT_MEMORY_SOCKET_FOLDER", "run/surefoot", "a folder's whole path is needed"),
-        ("SUREFOOT_AGENT_COMMAND", "a 'b", "a command line is needed"),
-        ("SUREFOOT_AGENT_COMMAND", " ", "a command line is needed"),
-        ("SUREFOOT_LOG_LEVEL", "LOUD", "one of DEBUG, INFO, WARNING, ERROR is needed"),
-        ("SUREFOOT_LOG_FORMAT", "xml", "one of text, json is needed"),
+        ("SUREFOOT_COORDINATOR_URL", "https://x/v1/agents", "it must have the form wss://HOST:PORT/v1/agents"),
+        ("SUREFOOT_COORDINATOR_URL", "wss:///v1/agents", "it must have the form"),
+        ("SUREFOOT_COORDINATOR_PORT", "70000", "it must be a port from 0 to 65535"),
+        ("SUREFOOT_METRICS_PORT", "http", "it must be a port from 0 to 65535"),
+        ("SUREFOOT_PROBE_PORT", "65536", "it must be a port from 0 to 65535"),
+        ("SUREFOOT_SHARDS", "0", "it must be a number from 1 to 8"),
+        ("SUREFOOT_SHARDS", "nine", "it must be a number from 1 to 8"),
+        ("SUREFOOT_MEMORY_TLS", "yes", "it must be 0 or 1"),
+        ("SUREFOOT_MEMORY_SOCKET_FOLDER", "run/surefoot", "it must be an absolute path"),
+        ("SUREFOOT_AGENT_COMMAND", "a 'b", "it must be a command line"),
+        ("SUREFOOT_AGENT_COMMAND", " ", "it must be a command line"),
+        ("SUREFOOT_LOG_LEVEL", "LOUD", "it must be one of DEBUG, INFO, WARNING, ERROR"),
+        ("SUREFOOT_LOG_FORMAT", "xml", "it must be one of text, json"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(name: str, text: str, sentence: str) -> None:
@@ -91,5 +91,5 @@ def test_gang_schedulers_are_named_with_commas_between() -> None:
     assert cluster_settings({}, []).gang_schedulers == ()
     found = cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "Coscheduling, "}, [])
     assert found.gang_schedulers == ("Coscheduling",)
-    with pytest.raises(InvalidSetting, match="some of Coscheduling are allowed"):
+    with pytest.raises(InvalidSetting, match="list of some of Coscheduling"):
         cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "coscheduling"}, [])

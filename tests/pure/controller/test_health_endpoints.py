@@ -19,12 +19,12 @@ from surefoot_operator.policy.membership.lifecycle import is_idle
         (LivenessSigns({"pods": 30.0}, {"a/b": 2.0}, 0.1, 1.0), ()),
         (
             LivenessSigns({"pods": 121.0}, {}, 0.0, 1.0),
-            ("the watch of pods has received no answer for 121 s, although the API server answers",),
+            ("the watch of pods has received no answer for 121 s, although the API server answers other requests",),
         ),
         # the server is away: a restart would help nobody
         (LivenessSigns({"pods": 1000.0}, {}, 0.0, 1000.0), ()),
-        (LivenessSigns({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has taken 181 s",)),
-        (LivenessSigns({}, {}, 5.1, 1.0), ("the event loop was 5.1 s late",)),
+        (LivenessSigns({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has been running for 181 s",)),
+        (LivenessSigns({}, {}, 5.1, 1.0), ("the event loop ran 5.1 s late",)),
     ],
 )
 def test_only_what_a_restart_helps_against_is_a_complaint(vitals: LivenessSigns, said: tuple[str, ...]) -> None:

@@ -14,14 +14,18 @@ from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServe
     ("holder", "notes", "said"),
     [
         ("b", {ROLLOUT_APPROVED: "these"}, ""),
-        ("b", {ROLLOUT_APPROVED: "others"}, "b has not said yet whether the jobs of shard 2 can spare a holder"),
-        ("b", {}, "has not said yet"),
+        (
+            "b",
+            {ROLLOUT_APPROVED: "others"},
+            "b has not reported yet whether the jobs of shard 2 can lose a memory server",
+        ),
+        ("b", {}, "has not reported yet"),
         (
             "b",
             {ROLLOUT_BLOCKED: "job ns/gpt cannot spare a holder: it is recovering"},
             "job ns/gpt cannot spare a holder",
         ),
-        ("", {ROLLOUT_APPROVED: "these"}, "nobody leads shard 2"),
+        ("", {ROLLOUT_APPROVED: "these"}, "shard 2 has no leader"),
     ],
 )
 def test_silence_is_no_assent(holder: str, notes: dict[str, str], said: str) -> None:

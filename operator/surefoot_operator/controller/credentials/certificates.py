@@ -1,6 +1,7 @@
-"""Issues the coordinator's certificate and its authority, and decides when to renew.
+"""Issues the coordinator's certificate and the CA that signs it, and decides when to renew them.
 
-Deciding and issuing do no I/O: the time is an argument, only keys are random. `CoordinatorTls` stores them in a Secret.
+Decisions and issuing do no I/O: the time is an argument, and only keys are random. `CoordinatorTls` stores the
+certificate in a Secret.
 """
 
 from __future__ import annotations
@@ -30,102 +31,116 @@ log = logging.getLogger(__name__)
 
 CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 AUTHORITY_DAYS = 3650
-"""Longer than any job: a worker knows the authority that was there when it began."""
+"""Longer than any job: a worker trusts the CA that existed when it started."""
 CERTIFICATE_DAYS = 365
 _SKEW = timedelta(hours=1)
-"""Clocks of other nodes may be behind."""
+"""Certificates are valid from this long ago, because clocks of other nodes may be slow."""
 _SUBJECT = "surefoot coordinator"
 
 Content = Mapping[str, bytes]
+"""Content of a Secret by key."""
 
 
 def renewal_reason(content: Content, names: Iterable[str], now: float) -> str:
-    """Says why the certificate must be renewed at `now` (Unix seconds); empty: valid."""
+    """Returns why the certificate must be renewed at `now` (Unix seconds); empty: it is valid for all of `names`."""
     try:
         certificate = x509.load_pem_x509_certificate(content[CERTIFICATE])
-        authority = x509.load_pem_x509_certificate(content[CA])  # of several, the newest stands first
+        authority = x509.load_pem_x509_certificate(content[CA])  # the first one of a bundle is the newest
     except (KeyError, ValueError) as error:
-        return f"it cannot be read ({error})"
+        return f"it cannot be read: {error}"
     if _remaining_validity_ratio(certificate, now) < 1 / 3:
         return "less than a third of its validity is left"
     if _remaining_validity_ratio(authority, now) < 1 / 3:
         return "less than a third of its authority's validity is left"
     missing = sorted(set(names) - names_of(certificate))
-    return f"it does not name {', '.join(missing)}" if missing else ""
+    return f"it is not valid for {', '.join(missing)}" if missing else ""
 
 
 def is_signed_by_us(content: Content) -> bool:
-    """Whether we hold the authority's key; others' certificates are never renewed."""
+    """Returns whether the Secret has the CA's key; a certificate of another issuer is never renewed here."""
     return CA_KEY in content
 
 
 def names_of(certificate: x509.Certificate) -> frozenset[str]:
-    """The DNS names and addresses that a certificate is valid for."""
+    """Returns the DNS names and addresses that a certificate is valid for."""
     try:
-        said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative_names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return frozenset()
-    addresses = map(str, said.get_values_for_type(x509.IPAddress))
-    return frozenset((*said.get_values_for_type(x509.DNSName), *addresses))
+    addresses = map(str, alternative_names.get_values_for_type(x509.IPAddress))
+    return frozenset((*alternative_names.get_values_for_type(x509.DNSName), *addresses))
 
 
 def issue_certificate(old: Content, names: Iterable[str], now: float) -> dict[str, bytes]:
-    """Issues a certificate for `names` by the authority of `old`.
+    """Issues a certificate for `names`, signed by the CA of `old`; a missing or old CA is replaced.
 
-    A missing or old authority is replaced. Workers that trust only the former one could not reconnect once the new one
-    signs; so both are distributed to workers until the former expires.
+    A worker that trusts only the former CA could not reconnect once the new one signs. So workers get both until the
+    former expires.
+
+    Args:
+        old: Current content of the Secret; empty: there is none.
+        names: DNS names and addresses of the server.
+        now: Unix seconds.
+
+    Returns:
+        The new content of the Secret.
     """
-    at = datetime.fromtimestamp(now, UTC)
+    issued_time = datetime.fromtimestamp(now, UTC)
     chain, key = old.get(CA, b""), old.get(CA_KEY)
     authority = _authority(chain, now) if key is not None else None
     if authority is None or key is None:
         authority_key = ec.generate_private_key(ec.SECP256R1())
-        authority = _signed_authority(authority_key, at)
+        authority = _signed_authority(authority_key, issued_time)
         chain = _pem(authority) + _living(chain, now)
         key = _private_pem(authority_key)
     signer = serialization.load_pem_private_key(key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    own_key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _signed(own_key.public_key(), list(names), at, authority, signer)
-    return {CA: chain, CA_KEY: key, CERTIFICATE: _pem(certificate), KEY: _private_pem(own_key)}
+    server_key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _signed(server_key.public_key(), list(names), issued_time, authority, signer)
+    return {CA: chain, CA_KEY: key, CERTIFICATE: _pem(certificate), KEY: _private_pem(server_key)}
 
 
 def _remaining_validity_ratio(certificate: x509.Certificate, now: float) -> float:
-    """The share of its life that is still to come."""
-    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-    return (end - now) / (end - begin)
+    """Returns the share of its lifetime that the certificate has left; negative once it has expired."""
+    start_seconds, end_seconds = (
+        certificate.not_valid_before_utc.timestamp(),
+        certificate.not_valid_after_utc.timestamp(),
+    )
+    return (end_seconds - now) / (end_seconds - start_seconds)
 
 
 def _authority(chain: bytes, now: float) -> x509.Certificate | None:
     try:
-        found = x509.load_pem_x509_certificate(chain)
+        authority = x509.load_pem_x509_certificate(chain)
     except ValueError:
         return None
-    return found if _remaining_validity_ratio(found, now) >= 1 / 3 else None
+    return authority if _remaining_validity_ratio(authority, now) >= 1 / 3 else None
 
 
 def _living(chain: bytes, now: float) -> bytes:
     try:
         return b"".join(
-            _pem(one) for one in x509.load_pem_x509_certificates(chain) if _remaining_validity_ratio(one, now) > 0
+            _pem(certificate)
+            for certificate in x509.load_pem_x509_certificates(chain)
+            if _remaining_validity_ratio(certificate, now) > 0
         )
     except ValueError:
         return b""
 
 
-def _builder(at: datetime, days: int, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(issued_time: datetime, days: int, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
-        .not_valid_before(at - _SKEW)
-        .not_valid_after(at + timedelta(days=days))
+        .not_valid_before(issued_time - _SKEW)
+        .not_valid_after(issued_time + timedelta(days=days))
         .public_key(public)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 
 
-def _signed_authority(key: ec.EllipticCurvePrivateKey, at: datetime) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_SUBJECT} authority {at:%Y-%m-%d}")])
+def _signed_authority(key: ec.EllipticCurvePrivateKey, issued_time: datetime) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_SUBJECT} authority {issued_time:%Y-%m-%d}")])
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -137,7 +152,7 @@ def _signed_authority(key: ec.EllipticCurvePrivateKey, at: datetime) -> x509.Cer
         encipher_only=False,
         decipher_only=False,
     )
-    builder = _builder(at, AUTHORITY_DAYS, key.public_key()).subject_name(name).issuer_name(name)
+    builder = _builder(issued_time, AUTHORITY_DAYS, key.public_key()).subject_name(name).issuer_name(name)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
 
@@ -145,16 +160,18 @@ def _signed_authority(key: ec.EllipticCurvePrivateKey, at: datetime) -> x509.Cer
 def _signed(
     public: ec.EllipticCurvePublicKey,
     names: list[str],
-    at: datetime,
+    issued_time: datetime,
     authority: x509.Certificate,
     signer: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    known_as = x509.SubjectAlternativeName([_general(name) for name in names])
+    alternative_names = x509.SubjectAlternativeName([_general(name) for name in names])
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    builder = _builder(at, CERTIFICATE_DAYS, public).issuer_name(authority.subject)
+    authority_identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    builder = _builder(issued_time, CERTIFICATE_DAYS, public).issuer_name(authority.subject)
     builder = builder.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)]))
-    builder = builder.add_extension(known_as, critical=False).add_extension(issued_by, critical=False)
+    builder = builder.add_extension(alternative_names, critical=False).add_extension(
+        authority_identifier, critical=False
+    )
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     return builder.sign(signer, hashes.SHA256())
@@ -176,18 +193,18 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
-# ---- coordinator tls -------------------------------------------------------------------------------------------------
-# Keeps the coordinator's TLS certificate in a Secret shared by all replicas. Touches the API server; called by the
-# composition root. A Secret from elsewhere (cert-manager, say) is used as it is; our own is created, and renewed in
-# time.
+# ---- coordinator TLS -------------------------------------------------------------------------------------------------
+# Keeps the coordinator's TLS certificate in a Secret that all replicas share. Touches the API server; called by the
+# composition root. A Secret of another issuer (cert-manager, for example) is used as it is. Our own is created, and
+# renewed in time.
 
 POLL_SECONDS = 600.0
-"""How often the Secret is looked at: renewal is due months ahead, somebody else's rotation within the hour."""
+"""Interval for reading the Secret: our renewal is due months ahead, and another issuer's is used within minutes."""
 _TYPE = "kubernetes.io/tls"
 
 
 def server_names(url: str, namespace: str, shards: int = 1) -> tuple[str, ...]:
-    """Lists every name by which agents or people call the coordinator."""
+    """Returns all DNS names by which agents or users call the coordinator, those of every shard included."""
     service = f"surefoot-coordinator.{namespace}.svc"
     names: list[str] = []
     for shard in range(shards):
@@ -197,9 +214,14 @@ def server_names(url: str, namespace: str, shards: int = 1) -> tuple[str, ...]:
 
 
 class CoordinatorTls:
-    """The server's TLS context; a renewed certificate serves the next connection.
+    """Keeps the server's TLS context current; a renewed certificate serves new connections.
 
-    `begin` it, then `follow` until cancelled.
+    Call `start`, then run `keep_current` until cancelled.
+
+    Args:
+        api: The API server.
+        where: The Secret.
+        names: DNS names and addresses that the certificate must be valid for.
     """
 
     def __init__(self, api: Api, where: SecretRef, names: Sequence[str]) -> None:
@@ -210,17 +232,17 @@ class CoordinatorTls:
 
     @property
     def authority(self) -> str:
-        """The CA in PEM for agents; empty: their machine's trust store."""
+        """The CA certificate in PEM for agents; empty: they use the trust store of their machine."""
         return self._content.get(CA, b"").decode("ascii", "replace")
 
     async def start(self) -> None:
-        """Loads or creates the certificate. Raises FabricError if neither is possible."""
+        """Loads or creates the certificate. Raises PlatformError if neither is possible."""
         self._use(await self._current())
 
     async def keep_current(self) -> None:
         """Reloads and renews the certificate until cancelled.
 
-        A failure is logged and retried; the former certificate is served meanwhile.
+        A failure is logged and retried; the former certificate stays in use.
         """
         await repeat(self._reload, POLL_SECONDS)
 
@@ -229,43 +251,43 @@ class CoordinatorTls:
             content = await self._current()
             if content != self._content:
                 self._use(content)
-                log.info("the coordinator's certificate was renewed; new connections use it")
+                log.info("secret %s has a new certificate; new connections use it", self._where)
         except PlatformError as error:
-            log.warning("cannot read the coordinator's certificate: %s", error)
+            log.warning("cannot read or renew the certificate in secret %s, keeping it: %s", self._where, error)
         return POLL_SECONDS
 
     async def _current(self) -> Content:
-        """Reads the Secret, and creates or renews it if we hold its authority."""
+        """Reads the Secret, and creates or renews it if it has our CA's key."""
         now = time.time()
-        found = await load_or_create_secret(
+        content = await load_or_create_secret(
             self._api, self._where, lambda: issue_certificate({}, self._names, now), kind=_TYPE
         )
-        why = renewal_reason(found, self._names, now)
-        if why and is_signed_by_us(found):
-            log.info("renewing the certificate in secret %s: %s", self._where, why)
+        reason = renewal_reason(content, self._names, now)
+        if reason and is_signed_by_us(content):
+            log.info("renewing the certificate in secret %s: %s", self._where, reason)
             return await replaced_secret(
                 self._api,
                 self._where,
                 lambda old: issue_certificate(old, self._names, now) if renewal_reason(old, self._names, now) else None,
             )
-        if why:
-            log.warning("the certificate in secret %s must be renewed by its issuer: %s", self._where, why)
-        return found
+        if reason:
+            log.warning("the certificate in secret %s must be renewed by its issuer: %s", self._where, reason)
+        return content
 
     def _use(self, content: Content) -> None:
         try:
-            # first into one that nobody uses: half of a bad pair must not replace what is shown
+            # Try the pair in an unused context first: half of a bad pair must not replace the certificate in use.
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
             _load(self.context, content[CERTIFICATE], content[KEY])
         except (KeyError, ssl.SSLError) as error:
             raise PlatformError(
-                f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is created"
+                f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and it is created again"
             ) from error
         self._content = content
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """The ssl module reads files only: this one lies in memory and is nobody else's."""
+    """Loads a key pair from an anonymous file in memory, because the ssl module reads only files."""
     descriptor = os.memfd_create("coordinator", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file:
         file.write(certificate + b"\n" + key)

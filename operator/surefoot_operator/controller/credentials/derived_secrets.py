@@ -1,6 +1,6 @@
 """Derives the secrets of jobs and workers from one stored root.
 
-The root is a file readable by its owner alone, or a Secret; it is never on a command line or in a log.
+The root is in a file that only its owner can read, or in a Secret. It is never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Derives a secret for each purpose; none of them reveals another."""
+    """Derives a secret for each purpose; no secret reveals another."""
 
     root: bytes = field(repr=False)
+    """The root that all secrets derive from."""
 
     def worker_token(self, job: str, index: int, attempt: int) -> str:
-        """The token that worker (index, attempt) presents to the coordinator."""
+        """Returns the token that worker (index, attempt) presents to the coordinator."""
         return self._derived(f"worker:{job}:{index}:{attempt}")
 
-    def generation_token(self, job: str, epoch: int) -> str:
-        """The secret shared by an epoch's members.
+    def generation_token(self, job: str, generation: int) -> str:
+        """Returns the secret that the members of a generation share.
 
-        Derived, not stored: each leader gives the same to a member that joins late.
+        It is derived and not stored, so that every leader gives the same to a member that joins late.
         """
-        return self._derived(f"epoch:{job}:{epoch}")
+        return self._derived(f"epoch:{job}:{generation}")
 
     def memory_account(self, job: str) -> Credentials:
-        """The job's account on every holder."""
+        """Returns the job's account on every memory server."""
         return Credentials(f"job-{job}", self._derived(f"holder:{job}"))
 
     def _derived(self, purpose: str) -> str:
@@ -45,11 +46,11 @@ class Secrets:
 
 
 def secrets_in(folder: Path) -> Secrets:
-    """Reads or creates a run's secrets. Raises FabricError if damaged."""
+    """Reads or creates the secrets of a run. Raises PlatformError if their file is corrupt."""
     path = folder / FILE
-    # where it is there, it is of the operator before us: its workers know what follows from it
+    # Keep an existing file: workers of a former operator have secrets that derive from it.
     create_json(path, {"root": random_secrets.token_hex(_BYTES)})
     try:
         return Secrets(bytes.fromhex((read_json(path) or {})["root"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise PlatformError(f"{path} is damaged: start the run anew, in another folder") from error
+        raise PlatformError(f"{path} is corrupt: start the run again in another folder") from error

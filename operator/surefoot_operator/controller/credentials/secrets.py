@@ -1,6 +1,6 @@
-"""Gets or creates the operator's own Secrets, safely with several replicas.
+"""Reads or creates the operator's own Secrets, safely with several replicas.
 
-Touches the API server; called by the composition root. An existing Secret, whatever its origin, is used as it is.
+Touches the API server; called by the composition root. An existing Secret of any origin is used as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from surefoot_operator.platforms.kubernetes.api_objects import MANAGED_BY, OPERA
 log = logging.getLogger(__name__)
 
 Content = Mapping[str, bytes]
+"""Decoded content of a Secret by key."""
 _TRIES = 3
 ROOT, PASSWORD = "root", "password"
 _BYTES = 32
@@ -27,6 +28,8 @@ _BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SecretRef:
+    """Namespace and name of a Secret."""
+
     namespace: str
     name: str
 
@@ -41,74 +44,81 @@ class SecretRef:
 async def load_or_create_secret(
     api: Api, where: SecretRef, make: Callable[[], Content], kind: str = "Opaque"
 ) -> Content:
-    """Reads a Secret, or creates it from `make`. Raises FabricError."""
-    found = await _read(api, where)
-    if found is None:
+    """Reads a Secret, or creates it with the content that `make` returns. Raises PlatformError."""
+    secret = await _read(api, where)
+    if secret is None:
         content = make()
         try:
             await api.post(core_path(where.namespace, "secrets"), _body(where.name, content, kind))
         except ApiError as error:
             if error.code == 404:
                 raise PlatformError(
-                    f"there is no namespace {where.namespace}: kubectl create namespace {where.namespace}"
+                    f"namespace {where.namespace} does not exist: create it with kubectl create namespace {where.namespace}"
                 ) from error
             if error.code != 409:
                 raise
-            found = await _read(api, where)  # another replica was faster: what it made counts
-            if found is None:
+            # Another replica created it first: use its content.
+            secret = await _read(api, where)
+            if secret is None:
                 raise PlatformError(f"secret {where} was created by another replica and deleted at once") from error
         else:
             log.info("created secret %s", where)
             return dict(content)
-    return _content(found, where)
+    return _content(secret, where)
 
 
 async def root_key(api: Api, where: SecretRef) -> bytes:
-    """Reads or creates the key that secrets derive from. Raises FabricError."""
-    found = await load_or_create_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
-    if len(found.get(ROOT, b"")) < _BYTES:
+    """Reads or creates the key that the jobs' secrets derive from. Raises PlatformError."""
+    content = await load_or_create_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
+    if len(content.get(ROOT, b"")) < _BYTES:
         raise PlatformError(
-            f"secret {where} needs {_BYTES} bytes or more under `{ROOT}`; delete it, and a new one is created"
+            f"secret {where} needs at least {_BYTES} bytes under `{ROOT}`; delete it, and it is created again"
         )
-    return found[ROOT]
+    return content[ROOT]
 
 
 async def admin_password(api: Api, where: SecretRef) -> str:
-    """Reads or creates the operator's password on holders. Raises FabricError.
-
-    Holders read the same Secret.
-    """
-    # hexadecimal: a line of redis.conf can hold it
-    found = await load_or_create_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
+    """Reads or creates the operator's password for memory servers, which read the same Secret. Raises PlatformError."""
+    # In hexadecimal, which needs no quoting in redis.conf.
+    content = await load_or_create_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
     try:
-        password = found.get(PASSWORD, b"").decode("ascii").strip()
+        password = content.get(PASSWORD, b"").decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise PlatformError(f"secret {where}: `{PASSWORD}` is not ASCII text") from error
     if not password:
-        raise PlatformError(f"secret {where} has no `{PASSWORD}`; delete it, and a new one is created")
+        raise PlatformError(f"secret {where} has no `{PASSWORD}`; delete it, and it is created again")
     return password
 
 
 async def replaced_secret(api: Api, where: SecretRef, change: Callable[[Content], Content | None]) -> Content:
-    """Replaces a Secret's content by compare-and-swap. Raises FabricError.
+    """Replaces a Secret's content by compare-and-swap. Raises PlatformError.
 
-    `change` returns None to keep it; it is called again where another replica wrote in between.
+    Args:
+        api: The API server.
+        where: The Secret.
+        change: Takes the current content; returns the new one, or None to keep it. Called again if another replica
+            wrote in between.
+
+    Returns:
+        The content that the Secret has now.
     """
     for _ in range(_TRIES):
-        found = await _read(api, where)
-        if found is None:
+        secret = await _read(api, where)
+        if secret is None:
             raise PlatformError(f"secret {where} was deleted; it is created again at the next check")
-        new = change(_content(found, where))
-        if new is None:
-            return _content(found, where)
+        new_content = change(_content(secret, where))
+        if new_content is None:
+            return _content(secret, where)
         try:
-            await api.put(where.path, {**found, "data": _encoded(new)})  # with the version that was read
+            await api.put(
+                where.path, {**secret, "data": _encoded(new_content)}
+            )  # fails if the version that was read changed
         except ApiError as error:
             if error.code != 409:
                 raise
         else:
-            return dict(new)
-    raise PlatformError(f"secret {where} was changed by others {_TRIES} times in a row; tried again later")
+            return dict(new_content)
+    raise PlatformError(f"secret {where} was changed by others {_TRIES} times in a row; it is tried again later")
 
 
 async def _read(api: Api, where: SecretRef) -> dict[str, Any] | None:
@@ -134,8 +144,8 @@ def _encoded(content: Content) -> dict[str, str]:
     return {key: base64.b64encode(value).decode("ascii") for key, value in content.items()}
 
 
-def _content(found: Mapping[str, Any], where: SecretRef) -> Content:
+def _content(secret: Mapping[str, Any], where: SecretRef) -> Content:
     try:
-        return {key: base64.b64decode(text, validate=True) for key, text in (found.get("data") or {}).items()}
+        return {key: base64.b64decode(text, validate=True) for key, text in (secret.get("data") or {}).items()}
     except (binascii.Error, TypeError) as error:
-        raise PlatformError(f"secret {where} is damaged: delete it, and a new one is created") from error
+        raise PlatformError(f"secret {where} is corrupt: delete it, and it is created again") from error

@@ -1,7 +1,7 @@
-"""Authenticates agents by TokenReview, with a cache of answers.
+"""Authenticates agents by TokenReview, with a cache of results.
 
-Touches the API server. What cannot be decided now is refused with `retry`; training continues meanwhile. A reviewed
-token is accepted until it expires, but only while its pod exists.
+Touches the API server. If a decision is not possible now, the agent is rejected with `retry`; its training continues. A
+reviewed token is accepted until it expires, but only while its pod exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 # ---- pod token -------------------------------------------------------------------------------------------------------
-# Validates a pod-bound token against the worker that presents it. Pure; called below with what the API server answered.
+# Checks that a pod-bound token belongs to the worker that presents it. Pure; called with the API server's answer.
 
 _POD = "authentication.kubernetes.io/pod-"
 _ACCOUNT = "system:serviceaccount:"
@@ -35,7 +35,7 @@ _ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:
-    """The pod that a token is bound to, by the API server."""
+    """Identifies the pod that the API server bound a token to."""
 
     namespace: str
     name: str
@@ -43,45 +43,64 @@ class BoundPod:
 
 
 def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
-    """Extracts the pod of a reviewed token, or why it is refused."""
+    """Returns the pod of a reviewed token, or why the token is rejected.
+
+    Args:
+        status: Status of the TokenReview.
+        audience: Audience that the token must be for.
+    """
     if not status.get("authenticated"):
-        return f"the API server does not accept the token: {status.get('error') or 'not authenticated'}"
+        return f"the API server rejects the token: {status.get('error') or 'not authenticated'}"
     if audience not in status.get("audiences", ()):
-        return f"the token is not meant for the audience {audience!r}"
+        return f"the token is not for the audience {audience!r}"
     user = status.get("user", {})
     username, extra = str(user.get("username", "")), user.get("extra") or {}
     names, uids = extra.get(f"{_POD}name") or [], extra.get(f"{_POD}uid") or []
     if not username.startswith(_ACCOUNT) or len(names) != 1 or len(uids) != 1:
-        return f"the token of {username or 'nobody'} is bound to no pod; a projected service-account token is needed"
+        return f"the token of {username or 'an unknown user'} is not bound to a pod; a projected service-account token is needed"
     return BoundPod(username.removeprefix(_ACCOUNT).partition(":")[0], names[0], uids[0])
 
 
 def rejection(
-    hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None, controlled: bool
+    hello: Hello,
+    pod: BoundPod,
+    stored: Mapping[str, Any] | None,
+    worker_pod: Mapping[str, Any] | None,
+    controlled: bool,
 ) -> HelloRejected | None:
-    """Decides whether the token's pod is the worker that says hello.
+    """Returns why the token's pod is not the worker that the hello names; None: it is that worker.
 
-    `stored`: the pod of that name, `right`: the worker's pod, as known now; `controlled`: the hello's job controls
-    `stored`. By labels alone a pod of any namespace could speak as a worker of any job whose uid it knows.
+    Labels alone are not enough: a pod of any namespace could pose as a worker of any job whose uid it knows.
+
+    Args:
+        hello: The agent's first message.
+        pod: The pod that the token is bound to.
+        stored: The cached pod with that namespace and name; None: there is none.
+        worker_pod: The cached pod of the worker; None: there is none.
+        controlled: Whether the hello's job controls `stored`.
     """
-    whose = f"the token is that of pod {pod.namespace}/{pod.name}"
+    token_text = f"the token belongs to pod {pod.namespace}/{pod.name}"
     if stored is None or stored["metadata"]["uid"] != pod.uid:
-        if right is not None:
-            return HelloRejected(f"{whose}; that worker is pod {right['metadata']['name']}", retry=False)
-        # a watch may be a moment behind; a pod that is gone asks no more
+        if worker_pod is not None:
+            return HelloRejected(f"{token_text}, but that worker is pod {worker_pod['metadata']['name']}", retry=False)
+        # The watch may be a moment late. A pod that was deleted will not ask again.
         return HelloRejected(
-            f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not in the operator's cache yet: ask again", retry=True
+            f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not in the operator's cache yet: retry", retry=True
         )
-    said = stored["metadata"].get("labels") or {}
-    claimed = worker_labels(hello)
-    wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
-    if wrong:
-        return HelloRejected(f"{whose}, whose {wrong[0]}", retry=False)
-    return None if controlled else HelloRejected(f"{whose}, which job {hello.job} does not control", retry=False)
+    labels = stored["metadata"].get("labels") or {}
+    expected_labels = worker_labels(hello)
+    mismatches = [
+        f"{name} is {labels.get(name)!r}, not {text!r}"
+        for name, text in expected_labels.items()
+        if labels.get(name) != text
+    ]
+    if mismatches:
+        return HelloRejected(f"{token_text}, whose {mismatches[0]}", retry=False)
+    return None if controlled else HelloRejected(f"{token_text}, which job {hello.job} does not control", retry=False)
 
 
 def worker_labels(hello: Hello) -> dict[str, str]:
-    """The labels that the worker's pod must have."""
+    """Returns the labels that the worker's pod must have."""
     return {
         api_objects.JOB_UID: hello.job,
         api_objects.WORKER_INDEX: str(hello.index),
@@ -90,15 +109,15 @@ def worker_labels(hello: Hello) -> dict[str, str]:
 
 
 def expires_seconds(token: str) -> float | None:
-    """Reads a JWT's expiry in Unix seconds; None without one.
+    """Reads a JWT's expiry in Unix seconds; None: it has none or cannot be read.
 
-    The signature is not checked: call it only for reviewed tokens.
+    The signature is not checked, so call it only for reviewed tokens.
     """
-    parts = token.split(".")
-    if len(parts) != 3:
+    segments = token.split(".")
+    if len(segments) != 3:
         return None
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        claims = json.loads(base64.urlsafe_b64decode(segments[1] + "=" * (-len(segments[1]) % 4)))
         return float(claims["exp"])
     except (binascii.Error, ValueError, KeyError, TypeError):
         return None
@@ -113,22 +132,31 @@ _MAX_AFTER_SECONDS = 7.0
 
 @dataclass(frozen=True, slots=True)
 class ReviewSettings:
+    """Limits of the token reviews."""
+
     audience: str = "surefoot"
+    """Audience that agents' tokens must be for."""
     remembered: int = 16384
-    """Reviews kept, newest first; one that fell out is asked for again."""
+    """Number of cached results; the oldest is dropped first and reviewed again if needed."""
     rejected_seconds: float = 5.0
-    """A token that counts for nothing is not asked about again for so long."""
+    """How long a rejected token is not reviewed again."""
     rate: float = 300.0
-    """Reviews a second on average; more are told to come again. An answer costs an API server about a millisecond."""
+    """Average reviews a second; agents beyond it must retry. A review costs the API server about a millisecond."""
     burst: float = 1000.0
+    """Reviews allowed at once after a pause."""
     at_once: int = 16
-    """Reviews under way; others wait within the hello's time limit."""
+    """Concurrent reviews; others wait within the time limit of their connection's first message."""
 
 
 class TokenReviewer:
-    """Authenticates agents' hellos; the server's Authenticator.
+    """Authenticates agents' hellos for the agent server.
 
-    `pods` and `jobs` by namespace and name, as cached now.
+    Args:
+        api: The API server.
+        pods: Cached pods by namespace and name.
+        jobs: Cached jobs by namespace and name.
+        clock: Returns Unix seconds.
+        settings: Limits; None: the defaults.
     """
 
     def __init__(
@@ -145,35 +173,42 @@ class TokenReviewer:
         self._turn = asyncio.Semaphore(self._settings.at_once)
         self._allowed, self._counted_at = self._settings.burst, clock()
         self._sent_away = 0.0
+        """Agents that must retry, less those that the average rate has admitted since."""
 
     async def authenticate(self, hello: Hello) -> HelloRejected | None:
-        """Returns None if the token is that worker's, else the refusal."""
+        """Returns None if the token belongs to the worker that the hello names, else the rejection."""
         digest = hashlib.sha256(hello.token.encode()).digest()
-        found = self._remembered(digest)
-        if found is None:
+        verdict = self._remembered(digest)
+        if verdict is None:
             if not self._may_ask():
-                # those that were sent away come again one after another, as they would have been taken
-                after = min(_MAX_AFTER_SECONDS, self._sent_away / self._settings.rate)
-                return HelloRejected("too many tokens are being reviewed: ask again", retry=True, after_seconds=after)
+                # Spread the retries, so that agents come back at the rate at which they can be reviewed.
+                after_seconds = min(_MAX_AFTER_SECONDS, self._sent_away / self._settings.rate)
+                return HelloRejected(
+                    "too many tokens are being reviewed: retry", retry=True, after_seconds=after_seconds
+                )
             try:
-                found = await self._reviewed(hello.token)
+                verdict = await self._reviewed(hello.token)
             except PlatformError as error:
-                return HelloRejected(f"the token cannot be reviewed now: {error}", retry=True)
-            self._remember(digest, hello.token, found)
-        if isinstance(found, str):
-            return HelloRejected(found, retry=False)
-        stored = self._pods.get((found.namespace, found.name))
-        # looked for among all only where something is wrong already
-        right = self._worker(hello) if stored is None or stored["metadata"]["uid"] != found.uid else stored
-        return rejection(hello, found, stored, right, stored is not None and self._controls(hello.job, stored))
+                return HelloRejected(f"the token cannot be reviewed now, retry: {error}", retry=True)
+            self._remember(digest, hello.token, verdict)
+        if isinstance(verdict, str):
+            return HelloRejected(verdict, retry=False)
+        stored_pod = self._pods.get((verdict.namespace, verdict.name))
+        # Search all pods only if the token does not match; it serves the error message.
+        worker_pod = (
+            self._worker(hello) if stored_pod is None or stored_pod["metadata"]["uid"] != verdict.uid else stored_pod
+        )
+        return rejection(
+            hello, verdict, stored_pod, worker_pod, stored_pod is not None and self._controls(hello.job, stored_pod)
+        )
 
     def _worker(self, hello: Hello) -> Pod | None:
-        wanted = worker_labels(hello).items()
-        bearing = (pod for pod in self._pods.values() if wanted <= pod["metadata"].get("labels", {}).items())
-        return next((pod for pod in bearing if self._controls(hello.job, pod)), None)
+        labels = worker_labels(hello).items()
+        labelled_pods = (pod for pod in self._pods.values() if labels <= pod["metadata"].get("labels", {}).items())
+        return next((pod for pod in labelled_pods if self._controls(hello.job, pod)), None)
 
     def _controls(self, uid: str, pod: Pod) -> bool:
-        """Whether the job of that uid, as it stands in the pod's own namespace, controls the pod."""
+        """Returns whether the job with that uid, in the pod's own namespace, controls the pod."""
         owner = api_objects.controller_of(pod)
         job = self._jobs.get((pod["metadata"]["namespace"], owner[0])) if owner is not None else None
         return job is not None and owner is not None and owner[1] == uid == job["metadata"]["uid"]
@@ -186,8 +221,8 @@ class TokenReviewer:
         }
         process_metrics.token_reviews.inc()
         async with self._turn:
-            answer = await self._api.post(REVIEWS, body)
-        return bound_pod(answer.get("status", {}), self._settings.audience)
+            review = await self._api.post(REVIEWS, body)
+        return bound_pod(review.get("status", {}), self._settings.audience)
 
     def _may_ask(self) -> bool:
         now = self._clock()
@@ -201,13 +236,13 @@ class TokenReviewer:
         return True
 
     def _remembered(self, digest: bytes) -> BoundPod | str | None:
-        until, found = self._cache.get(digest, (0.0, None))
-        return found if self._clock() < until else None
+        until_seconds, verdict = self._cache.get(digest, (0.0, None))
+        return verdict if self._clock() < until_seconds else None
 
-    def _remember(self, digest: bytes, token: str, found: BoundPod | str) -> None:
-        soon = self._clock() + self._settings.rejected_seconds
-        until = soon if isinstance(found, str) else expires_seconds(token) or soon
-        self._cache[digest] = (until, found)
+    def _remember(self, digest: bytes, token: str, verdict: BoundPod | str) -> None:
+        retry_seconds = self._clock() + self._settings.rejected_seconds
+        until_seconds = retry_seconds if isinstance(verdict, str) else expires_seconds(token) or retry_seconds
+        self._cache[digest] = (until_seconds, verdict)
         self._cache.move_to_end(digest)
         while len(self._cache) > self._settings.remembered:
             self._cache.popitem(last=False)

@@ -82,7 +82,7 @@ def test_an_old_authority_is_followed_by_another_and_still_told_beside_it() -> N
 
 def test_a_new_name_and_a_damaged_one_are_reasons() -> None:
     made = certificates.issue_certificate({}, NAMES, NOW)
-    assert certificates.renewal_reason(made, (*NAMES, "other.svc"), NOW) == "it does not name other.svc"
+    assert certificates.renewal_reason(made, (*NAMES, "other.svc"), NOW) == "it is not valid for other.svc"
     assert "cannot be read" in certificates.renewal_reason({**made, CERTIFICATE: b"x"}, NAMES, NOW)
     assert "cannot be read" in certificates.renewal_reason({}, NAMES, NOW)
     again = certificates.issue_certificate({**made, CERTIFICATE: b"x"}, NAMES, NOW)

@@ -30,13 +30,13 @@ def test_a_token_is_its_pods() -> None:
 @pytest.mark.parametrize(
     ("status", "sentence"),
     [
-        ({}, "does not accept the token: not authenticated"),
-        ({"authenticated": False, "error": "token expired"}, "does not accept the token: token expired"),
-        (review(audiences=["vault"]), "not meant for the audience 'surefoot'"),
-        (review(audiences=[]), "not meant for the audience 'surefoot'"),
-        (review(user={"extra": {}}), "bound to no pod"),
-        (review(user={"extra": None}), "bound to no pod"),
-        (review(user={"username": "jane"}), "the token of jane is bound to no pod"),
+        ({}, "rejects the token: not authenticated"),
+        ({"authenticated": False, "error": "token expired"}, "rejects the token: token expired"),
+        (review(audiences=["vault"]), "not for the audience 'surefoot'"),
+        (review(audiences=[]), "not for the audience 'surefoot'"),
+        (review(user={"extra": {}}), "not bound to a pod"),
+        (review(user={"extra": None}), "not bound to a pod"),
+        (review(user={"username": "jane"}), "the token of jane is not bound to a pod"),
     ],
 )
 def test_what_is_no_pods_token_counts_for_nothing(status: dict[str, Any], sentence: str) -> None:
@@ -63,7 +63,7 @@ def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
     assert found is not None
     assert (found.retry, found.reason) == (
         False,
-        "the token is that of pod team/job-worker-0-1, which job job-1 does not control",
+        "the token belongs to pod team/job-worker-0-1, which job job-1 does not control",
     )
 
 
