@@ -235,7 +235,7 @@ def item_schema(path: str, field: DeclaredField) -> Schema:
         if float(declared.least).is_integer():
             return {"type": "number", **numbers}
         # for a value without a fraction the API server cuts that of `minimum` off: 0 would pass for at least 0.001
-        rule = {"rule": f"self >= {declared.least}", "message": f"{declared.numbers(whole=False)} is allowed"}
+        rule = {"rule": f"self >= {declared.least}", "message": f"{declared.numbers(is_integer=False)} is allowed"}
         return {"type": "number", **numbers, "x-kubernetes-validations": [rule]}
     return {"type": "string", "enum": list(get_args(field.type))}
 

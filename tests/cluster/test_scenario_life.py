@@ -107,7 +107,7 @@ def test_a_complete_job_expires(stage: Stage) -> None:
 REFUSED = {
     "more workers than the world may have": (
         {"replicas": 5},
-        "replicas must be a size that elasticPolicy allows",
+        "replicas must be a number that elasticPolicy allows",
     ),
     "a misspelt field": ({"replica": 3}, 'unknown field "spec.replica"'),
     "a restart policy that would race the operator": (

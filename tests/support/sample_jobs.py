@@ -240,6 +240,6 @@ REFUSED: list[tuple[str, object, str, str]] = [
     ("spec.template.spec.restartPolicy", "OnFailure", "spec.template.spec.restartPolicy", "must be Never"),
     (f"{TRAINER}.name", "main", "spec.template.spec.containers", "exactly one of the containers must be named trainer"),
     (f"{TRAINER}.command", ..., "spec.template.spec", "the container named trainer must state its command"),
-    (f"{TRAINER}.env", [{"name": "SUREFOOT_JOB_UID", "value": "x"}], "spec.template.spec", "are the operator's to set"),
+    (f"{TRAINER}.env", [{"name": "SUREFOOT_JOB_UID", "value": "x"}], "spec.template.spec", "only the operator may set"),
 ]
 """A place of `SMALLEST`, its new value, the path in the refusal, and words of the reader's message."""

@@ -1,8 +1,8 @@
 """Declares fields and rules of a mapping, and reads mappings into frozen dataclasses by these declarations.
 
-Pure. `spec` declares each field of a TrainingJob once; `parse` reads by it, and the CRD and the tables of docs/api.md are
-made from it. No value is ever converted: `"3"` is not a number and `1.0` not a whole number, because a wrong guess
-becomes a world of the wrong size later.
+Pure. `spec` declares each field of a TrainingJob once. `parse` reads jobs by these declarations, and the CRD and the tables
+of docs/api.md are generated from them. No value is ever converted: `"3"` is not a number and `1.0` is not a whole number,
+because a wrong guess would train with the wrong number of ranks.
 """
 
 from __future__ import annotations
@@ -33,34 +33,40 @@ class Field:
     """
 
     unit: str = ""
+    """Unit of a number, in the plural; empty: none."""
     least: float = 0
+    """Smallest allowed number."""
     most: float | None = None
+    """Largest allowed number; None: no limit."""
     quantity: bool = False
-    """Bytes in Kubernetes' notation: `8Gi`."""
+    """Whether the value is a number of bytes in Kubernetes' notation, such as `8Gi`."""
     pattern: str = ""
-    """Regular expression that a text, or each text of a list, matches as a whole."""
+    """Regular expression that a text, or each text of a list, must match as a whole; empty: any text."""
     allowed: str = ""
-    """`pattern` in words."""
+    """`pattern` in words, for messages."""
     characters: int = 1024
+    """Maximum length of a text."""
     least_items: int = 0
+    """Minimum length of a list."""
     items: int = 1000
     """Maximum length of a list."""
     unique: Literal["", "value", "name"] = ""
-    """What occurs once in a list: each value, or the `name` of each item."""
+    """Whether each value of a list, or the `name` of each item, must be unique; empty: neither."""
     name: str | None = None
-    """Name in YAML where it is not the attribute's in camelCase; empty: none."""
+    """Name in YAML. None: the attribute's name in camelCase; empty: the field is not in YAML."""
     foreign: tuple[str, ...] = ()
-    """Values that neighbouring systems take in a field of this name, refused with `instead`."""
+    """Values of this field in Kubeflow or other systems that Surefoot rejects, with `instead` as the reason."""
     instead: str = ""
-    """Why `foreign` values are refused, and what to write."""
+    """Why `foreign` values are rejected, and what to write."""
 
     def holds(self, value: float) -> bool:
-        most = sys.float_info.max if self.most is None else self.most
-        return self.least <= value <= most  # false for NaN; never converted: an int may be too large for a float
+        """Whether a number is in the allowed range."""
+        max_value = sys.float_info.max if self.most is None else self.most
+        return self.least <= value <= max_value  # false for NaN; never converted: an int may be too large for a float
 
-    def numbers(self, whole: bool) -> str:
-        """The allowed numbers in words."""
-        kind = f"a {'whole ' * whole}number{f' of {self.unit}' * bool(self.unit)}"
+    def numbers(self, is_integer: bool) -> str:
+        """Describes the allowed numbers, for messages."""
+        kind = f"a {'whole ' * is_integer}number{f' of {self.unit}' * bool(self.unit)}"
         high = "" if self.most is None else f" and at most {self.most:.15g}"
         return f"{kind}, at least {self.least:.15g}{high},"
 
@@ -70,36 +76,41 @@ ANYTHING = Field()
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[T]):
-    """A rule between the fields of one mapping, enforced by the reader and, in CEL, by the API server.
+    """A rule about the fields of one mapping, enforced by the parser and, as CEL, by the API server.
 
-    A class of the spec lists its rules in `RULES`. Both refuse with the same message.
+    A class of the spec lists its rules in `RULES`. Parser and API server reject with the same message.
     """
 
     fields: tuple[str, ...]
-    """YAML names in the mapping, or paths below it; an error gives the path of the only one, else that of the mapping."""
+    """YAML names in the mapping, or paths below it. An error has the path of the field if there is one, else of the mapping."""
     message: str
+    """The rule as a sentence, shown when it is violated."""
     holds: Callable[[T], bool]
+    """Returns whether the value satisfies the rule."""
     cel: str = ""
-    """The same over `self`; empty where CEL cannot express it: the reader and the webhook alone refuse."""
+    """The same rule as a CEL expression over `self`; empty: CEL cannot express it, and only parser and webhook reject."""
     detail: Callable[[T], str] | None = None
-    """Adds figures to the reader's message."""
+    """Returns figures to append to the parser's message; None: nothing."""
     secret: bool = False
-    """The value is long, or may hold a password, and is not repeated."""
+    """Whether the value is long or may contain a password, so that messages must not repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredField:
-    """One field of a dataclass with everything that is declared of it."""
+    """A field of a dataclass of the spec, with its type, limits and default."""
 
     attribute: str
+    """Name of the attribute in Python."""
     type: Any
-    """Of the value, or of each item of a list: a scalar type, a `Literal` or a dataclass."""
+    """Type of the value, or of each item of a list: a scalar type, a `Literal` or a dataclass."""
     is_list: bool
+    """Whether the value is a list."""
     words: tuple[str, ...]
-    """Texts that are taken in place of a number: `latest`."""
+    """Texts that are allowed instead of a number, such as `latest`."""
     field: Field
+    """Unit, range and pattern."""
     default: Any
-    """`dataclasses.MISSING` where the field is required."""
+    """Default value; `dataclasses.MISSING`: the field is required."""
 
     @property
     def required(self) -> bool:
@@ -107,7 +118,7 @@ class DeclaredField:
 
     @property
     def mapping(self) -> type[Any] | None:
-        """The dataclass of the value or of each item; None: a scalar."""
+        """The dataclass of the value or of each item; None: a scalar type."""
         return typing.cast(type[Any], self.type) if dataclasses.is_dataclass(self.type) else None
 
 
@@ -119,11 +130,11 @@ def camel_case(name: str) -> str:
 
 @functools.cache
 def declared_fields(cls: typing.Hashable) -> dict[str, DeclaredField]:
-    """Maps the YAML names of a class to its fields. Cached, as type hints are compiled at each call."""
+    """Returns the fields of a class by YAML name. Cached, because type hints are evaluated at each call."""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = [_declared_field(field, hints[field.name]) for field in dataclasses.fields(typing.cast(Any, cls))]
-    named = {camel_case(f.attribute) if f.field.name is None else f.field.name: f for f in fields}
-    return {name: field for name, field in named.items() if name}
+    by_yaml_name = {camel_case(f.attribute) if f.field.name is None else f.field.name: f for f in fields}
+    return {name: field for name, field in by_yaml_name.items() if name}
 
 
 def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:
@@ -144,7 +155,7 @@ def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:
 
 
 def require_mapping(body: object, path: str) -> dict[str, Any]:
-    """Returns `body` if it is a mapping with text keys. Raises SpecError."""
+    """Returns `body` if it is a mapping whose keys are text. Raises SpecError."""
     if not isinstance(body, dict):
         raise SpecError(path, Redacted() if isinstance(body, str) else body, "a mapping of fields is allowed")
     for key in body:
@@ -154,71 +165,80 @@ def require_mapping(body: object, path: str) -> dict[str, Any]:
 
 
 def optional_mapping(body: object, path: str) -> dict[str, Any]:
-    """Returns an empty mapping for None, else `mapping`."""
+    """Returns an empty mapping for None, and checks anything else as `require_mapping` does. Raises SpecError."""
     return {} if body is None else require_mapping(body, path)
 
 
 def check_names(
     body: Mapping[str, Any], allowed: typing.Iterable[str], path: str, unsupported: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses the first unknown or unsupported field by name. Raises SpecError.
+    """Raises SpecError for the first field whose name is not allowed.
 
-    `unsupported` maps names that a user may expect to what to do instead.
+    Args:
+        unsupported: names that users of other systems may expect, with the replacement to suggest.
     """
     allowed = list(allowed)
     for name in body:
         if name in allowed:
             continue
-        where = f"{path}.{name}" if path else name
+        field_path = f"{path}.{name}" if path else name
         if unsupported and name in unsupported:
-            raise SpecError(where, body[name], f"this field is not supported, leave it out: {unsupported[name]}")
+            raise SpecError(field_path, body[name], f"this field is not supported, remove it: {unsupported[name]}")
         near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(sorted(allowed))}"
         raise SpecError(path or "the document", name, f"there is no field of that name; {hint}")
 
 
-def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None = None) -> T:
-    """Reads one `cls` from `body` and checks its rules. Raises SpecError.
+def read(cls: type[T], body: object, path: str, values: Mapping[str, Any] | None = None) -> T:
+    """Reads an instance of the dataclass `cls` from a mapping and checks its rules. Raises SpecError.
 
-    `given` holds fields (by dataclass name) that the caller has read itself.
+    Args:
+        values: attributes that the caller has already read, by name.
     """
-    values = dict(given or {})
+    attributes = dict(values or {})
     declared = declared_fields(typing.cast(typing.Hashable, cls))
     fields = require_mapping(body, path)
     check_names(fields, declared, path, getattr(cls, "UNSUPPORTED", None))
     for name, field in declared.items():
-        if field.attribute in values:
+        if field.attribute in attributes:
             continue
         value = fields.get(name)
         if value is not None:
-            values[field.attribute] = _read_value(field, value, f"{path}.{name}")
+            attributes[field.attribute] = _read_value(field, value, f"{path}.{name}")
         elif field.required:
             raise SpecError(f"{path}.{name}", None, "this field is required")
-    made = cls(**values)
-    check_rules(getattr(cls, "RULES", ()), made, fields, path)
-    return made
+    instance = cls(**attributes)
+    check_rules(getattr(cls, "RULES", ()), instance, fields, path)
+    return instance
 
 
-def check_rules(rules: tuple[Rule[T], ...], made: T, body: Mapping[str, Any], path: str) -> None:
-    """Raises SpecError for the first rule that does not hold, with the values as the user wrote them."""
+def check_rules(rules: tuple[Rule[T], ...], instance: T, body: Mapping[str, Any], path: str) -> None:
+    """Raises SpecError for the first violated rule, with the values as the user wrote them.
+
+    Args:
+        instance: the value to check.
+        body: the mapping from which it was read.
+    """
     for rule in rules:
-        if rule.holds(made):
+        if rule.holds(instance):
             continue
         values = {name: _value_at(body, name) for name in rule.fields}
-        given = {name: value for name, value in values.items() if value is not None}
-        shown: object = (
-            Redacted(" and ".join(f"{name} {value!r:.100}" for name, value in given.items())) if given else None
+        set_values = {name: value for name, value in values.items() if value is not None}
+        displayed: object = (
+            Redacted(" and ".join(f"{name} {value!r:.100}" for name, value in set_values.items()))
+            if set_values
+            else None
         )
         if len(rule.fields) == 1:
             path = f"{path}.{rule.fields[0]}"
-            shown = next(iter(given.values()), Redacted("its default"))
-        hidden = rule.secret or any("@" in str(value) for value in given.values())  # a password in an address
-        detail = "" if rule.detail is None else f": {rule.detail(made)}"
-        raise SpecError(path, Redacted() if hidden else shown, rule.message + detail)
+            displayed = next(iter(set_values.values()), Redacted("its default"))
+        is_hidden = rule.secret or any("@" in str(value) for value in set_values.values())  # user:password@host
+        detail = "" if rule.detail is None else f": {rule.detail(instance)}"
+        raise SpecError(path, Redacted() if is_hidden else displayed, rule.message + detail)
 
 
 def _value_at(body: Any, path: str) -> Any:
-    """Returns the value at `persistent.uri`, or None where a part of the path is not given."""
+    """Returns the value at a dotted path such as `persistent.uri`; None if a part of the path is missing."""
     for name in path.split("."):
         body = body.get(name) if isinstance(body, dict) else None
     return body
@@ -226,10 +246,10 @@ def _value_at(body: Any, path: str) -> Any:
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 
-# what changes how a terminal shows the rest: C0, C1, and overrides of the direction of text
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# characters that change how a terminal shows the rest: C0, C1, and overrides of the text direction
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-_SUFFIX: dict[str, int] = {s: 1000**n for n, s in enumerate(["", *"kMGTP"])} | {
+_SUFFIX_FACTORS: dict[str, int] = {s: 1000**n for n, s in enumerate(["", *"kMGTP"])} | {
     f"{s}i": 1024**n for n, s in enumerate("KMGTP", 1)
 }
 QUANTITY = r"([0-9]{1,18})(\.[0-9]{1,9})?([kMGTP]?|[KMGTP]i)"
@@ -245,35 +265,35 @@ def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
         _read_item(declared, item, f"{path}[{i}]") for i, item in enumerate(require_list(value, path, field))
     )
     keys = [item.name if field.unique == "name" else item for item in values]
-    for place, key in enumerate(keys):
-        if field.unique and key in keys[:place]:
+    for index, key in enumerate(keys):
+        if field.unique and key in keys[:index]:
             raise SpecError(path, key, f"each {field.unique} may occur once in the list")
     return values
 
 
 def _read_item(declared: DeclaredField, value: Any, path: str) -> Any:
-    field, wanted = declared.field, declared.type
+    field, value_type = declared.field, declared.type
     if declared.mapping is not None:
         return read(declared.mapping, value, path)
     if declared.words and isinstance(value, str):
         if value in declared.words:
             return value
         raise SpecError(path, value, f"a number, or {' or '.join(declared.words)}, is allowed")
-    if get_origin(wanted) is Literal:
-        words = get_args(wanted)
+    if get_origin(value_type) is Literal:
+        words = get_args(value_type)
         if value not in words or isinstance(value, bool):
             quoted = ", in quotes: without them YAML reads On, Off, Yes and No as true or false"
             raise SpecError(path, value, f"allowed are {', '.join(words)}" + quoted * isinstance(value, bool))
         return value
     if field.quantity:
         return parse_quantity(value, path, field)
-    if wanted is str:
+    if value_type is str:
         return text(value, path, field)
-    if wanted is bool:
+    if value_type is bool:
         if not isinstance(value, bool):
             raise SpecError(path, value, "true or false is allowed")
         return value
-    return require_number(value, path, field, whole=wanted is int)
+    return require_number(value, path, field, is_integer=value_type is int)
 
 
 def require_list(value: object, path: str, field: Field) -> list[Any]:
@@ -286,30 +306,30 @@ def require_list(value: object, path: str, field: Field) -> list[Any]:
 
 
 def text(value: object, path: str, field: Field = ANYTHING) -> str:
-    """Returns `value` if it is one line as `field` declares it. Raises SpecError."""
+    """Returns `value` if it is a non-empty line of text within the limits of `field`. Raises SpecError."""
     if not isinstance(value, str) or not value:
-        raise SpecError(path, value, "text that is not empty is allowed (numbers and true/false in quotes)")
-    # an address may hold a password, in the wrong place
-    shown = Redacted() if "@" in value else value
-    if _UNSEEN.search(value):
-        raise SpecError(path, shown, "text of one line is allowed, without control characters")
+        raise SpecError(path, value, "non-empty text is allowed (numbers and true/false in quotes)")
+    # a URL may contain a password
+    displayed = Redacted() if "@" in value else value
+    if _CONTROL_CHARACTER.search(value):
+        raise SpecError(path, displayed, "one line of text without control characters is allowed")
     if len(value) > field.characters:
-        raise SpecError(path, shown, f"at most {field.characters} characters are allowed")
+        raise SpecError(path, displayed, f"at most {field.characters} characters are allowed")
     if field.pattern and not re.fullmatch(field.pattern, value):
-        raise SpecError(path, shown, f"{field.allowed} is allowed")
+        raise SpecError(path, displayed, f"{field.allowed} is allowed")
     return value
 
 
-def require_number(value: object, path: str, field: Field, whole: bool) -> int | float:
+def require_number(value: object, path: str, field: Field, is_integer: bool) -> int | float:
     """Returns `value` if it is a number in the range of `field`. Raises SpecError."""
-    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not fits or not field.holds(typing.cast(float, value)):
-        raise SpecError(path, value, f"{field.numbers(whole)} is allowed")
-    return typing.cast(int, value) if whole else float(typing.cast(float, value))
+    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
+    if not is_number or not field.holds(typing.cast(float, value)):
+        raise SpecError(path, value, f"{field.numbers(is_integer)} is allowed")
+    return typing.cast(int, value) if is_integer else float(typing.cast(float, value))
 
 
 def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
-    """Reads bytes in Kubernetes' notation. Raises SpecError."""
+    """Reads a number of bytes in Kubernetes' notation, such as `8Gi`. Raises SpecError."""
     size = _bytes_of(value)
     if not size:
         raise SpecError(path, value, "a positive number of bytes is allowed, such as 8Gi, 500M or 1048576")
@@ -319,20 +339,20 @@ def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
 
 
 def _bytes_of(quantity: object) -> int | None:
-    """The bytes that `quantity` says, or None where it is none. Fractions of a byte round up, as Kubernetes does."""
+    """Returns the bytes of a quantity; None if it is not one. Fractions of a byte are rounded up, as Kubernetes does."""
     if isinstance(quantity, bool) or not isinstance(quantity, int | str):
         return None
     match = re.fullmatch(QUANTITY, str(quantity))
     if match is None:
         return None
     whole, fraction, suffix = match[1], (match[2] or ".")[1:], match[3]
-    # in whole numbers: a float would lose bytes above 2**53
-    scaled = int(whole + fraction) * _SUFFIX[suffix]
+    # integer arithmetic: a float would lose bytes above 2**53
+    scaled = int(whole + fraction) * _SUFFIX_FACTORS[suffix]
     return -(-scaled // int(10 ** len(fraction)))
 
 
 def quantity_of(size_bytes: int) -> str:
-    """Writes bytes as Kubernetes does, in the largest unit that leaves no rest: `3200Mi`."""
+    """Writes bytes in Kubernetes' notation, in the largest unit that divides them: `3200Mi`."""
     for exponent, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
         if size_bytes and size_bytes % (1 << exponent) == 0:
             return f"{size_bytes >> exponent}{unit}"

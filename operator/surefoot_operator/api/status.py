@@ -18,7 +18,7 @@ Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Sus
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker of a committed generation; its position among the members is its group rank.
+    """A worker of a committed generation; its position among the members is its group rank.
 
     `incarnation` is the random id of one start of an agent: an agent with another one is not this member.
     """
@@ -66,12 +66,12 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One failure or planned change, with the time of each phase until the first new step."""
+    """A failure or planned change, with the time of each phase until the first new step."""
 
     kind: str
     """node-lost, worker-silent, trainer-failed, agent-lost, hang, planned, unreadable or another kind of failure."""
     reason: str
-    """What happened, in a sentence."""
+    """The event and its cause, in a sentence."""
     worker: int | None
     """Index of the worker that failed; null: no single worker did."""
     node: str | None
@@ -105,7 +105,7 @@ class Incident:
     rank: int | None = None
     """Rank that caused the failure. Omitted: no single rank did."""
     detail: str = ""
-    """What the workers reported in addition to the reason, such as the stack of each rank in a hang; shortened."""
+    """Details from the workers in addition to the reason, such as the stack of each rank in a hang; shortened."""
     unexplained: bool = False
     """True if no failed process, pod or node explains this incident."""
     replaced_seconds: float | None = None
@@ -144,7 +144,7 @@ class SaveInterval:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One restart, or `count` restarts close to each other; restart budgets count these."""
+    """A restart, or `count` restarts close to each other; restart budgets count these."""
 
     time_seconds: float
     """When the restart happened."""
@@ -155,12 +155,12 @@ class Restart:
     made_progress: bool
     """True if the generation before it had finished a new step."""
     count: int = 1
-    """Number of restarts that this entry stands for."""
+    """Number of restarts that this entry represents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition, as in the status of other Kubernetes objects."""
+    """A condition, as in the status of other Kubernetes objects."""
 
     type: str
     """Name of the condition."""
@@ -169,7 +169,7 @@ class Condition:
     reason: str
     """Cause of the status, in one CamelCase word."""
     message: str
-    """What is the case and why, in a sentence."""
+    """Details of the status and its cause, in a sentence."""
     last_transition_seconds: float
     """When the status last changed."""
 
@@ -207,7 +207,7 @@ class Straggler:
     since_seconds: float
     """When the rank was first reported."""
     action: str = ""
-    """What the operator does about it, or why it does nothing. Omitted: the spec only asks for a report."""
+    """Action of the operator, or why it takes none. Omitted: the spec only asks for a report."""
     divergent_line: int | None = None
     """Line of the training loop that only this rank executes; 0 if there are several. Omitted if the rank runs the same
     code, only slower.
@@ -399,7 +399,7 @@ class JobStatus:
     lose.
     """
     assigned_servers: tuple[MemoryServerEndpoint, ...] = ()
-    """Memory servers that agents were told to use since the last fully replicated checkpoint, one text each: node, first 12
+    """Memory servers that the operator assigned to agents since the last fully replicated checkpoint, one text each: node, first 12
     digits of the server's run id (a restarted server has another) and address. "node-c 9d2c4e6f8a0b 10.0.0.7:6379"; where
     they apply, followed by "domain=" with the failure domain, "tls" for a server that accepts only TLS, and "server="
     with its number on the node.
@@ -425,7 +425,7 @@ class JobStatus:
     excluded_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that get no new worker for a while because this job failed there."""
     message: str = ""
-    """What the job is doing, or why it ended, in a sentence."""
+    """Current activity of the job, or why it ended, in a sentence."""
     start_seconds: float | None = None
     """When the job started."""
     completion_seconds: float | None = None
@@ -476,59 +476,67 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusPrecondition:
-    """Precondition of a status write: serial and world must be unchanged.
+    """Precondition of a status write: the serial number, generation and state that the stored status must have.
 
-    The world is tested beside the serial, so that a status edited by hand cannot move the fence.
+    Generation and state are tested in addition to the serial number, so that a status edited by hand cannot move the fence.
     """
 
     serial: int
+    """`JobStatus.serial` of the status to be replaced."""
     generation: int | None
+    """Generation of its membership; None: it has none."""
     state: str | None
+    """State of its membership; None: it has none."""
 
     def __str__(self) -> str:
-        world = "no world" if self.generation is None else f"epoch {self.generation} {self.state}"
-        return f"serial {self.serial} with {world}"
+        membership = "no generation" if self.generation is None else f"generation {self.generation} {self.state}"
+        return f"serial {self.serial} with {membership}"
 
 
 def stamp(status: JobStatus) -> StatusPrecondition:
-    """The precondition for replacing this status."""
-    world = status.membership
-    return StatusPrecondition(status.serial, *((world.generation, world.state) if world is not None else (None, None)))
+    """Returns the precondition for replacing this status."""
+    membership = status.membership
+    if membership is None:
+        return StatusPrecondition(status.serial, None, None)
+    return StatusPrecondition(status.serial, membership.generation, membership.state)
 
 
 def condition_of(status: JobStatus, kind: str) -> Condition | None:
-    """Returns the condition of that type, if there is one."""
-    return next((one for one in status.conditions if one.type == kind), None)
+    """Returns the condition of that type, or None."""
+    return next((condition for condition in status.conditions if condition.type == kind), None)
 
 
 def slow_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
-    """Nodes that are avoided for a rank that was slow there."""
-    lasting = [one for one in status.replaced_stragglers if one.until_seconds > now]
-    return tuple(ExcludedNode(one.node, f"rank {one.rank} was slow there", one.until_seconds) for one in lasting)
+    """Returns the nodes that are still avoided because a rank was slow there."""
+    active = [straggler for straggler in status.replaced_stragglers if straggler.until_seconds > now]
+    return tuple(
+        ExcludedNode(straggler.node, f"rank {straggler.rank} was slow there", straggler.until_seconds)
+        for straggler in active
+    )
 
 
 # ---- times in the status ---------------------------------------------------------------------------------------------
-# Writes and reads moments as RFC 3339. Plans count in Unix seconds; Kubernetes and a status write times. One reader for
-# all of them: three of their own differed in what they took for a time.
+# Writes and reads times as RFC 3339. Plans calculate in Unix seconds; Kubernetes and a status have RFC 3339 times. There is
+# one reader for all of them: three separate ones accepted different texts.
 
 _RFC3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
-"""`datetime` reads far more: dates alone, weeks, times that name no zone."""
+"""The form that Kubernetes writes. `datetime` alone would also accept dates, weeks and times without a zone."""
 
 _MAX_CHARACTERS = 64
 
 
 def to_rfc3339(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC, with microseconds."""
+    """Returns Unix seconds as an RFC 3339 time in UTC, with microseconds."""
     return datetime.fromtimestamp(round(seconds, 6), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def moment_seconds(text: object) -> float | None:
-    """Unix seconds of an RFC 3339 time; None for anything else."""
+    """Returns the Unix seconds of an RFC 3339 time; None for anything else."""
     if not isinstance(text, str) or len(text) > _MAX_CHARACTERS or _RFC3339.fullmatch(text) is None:
         return None
     try:
         return datetime.fromisoformat(text.upper()).timestamp()
-    except ValueError:  # the 31st of February
+    except ValueError:  # a date that does not exist, such as February 31
         return None

@@ -1,6 +1,7 @@
 """Converts JobStatus to camelCase JSON and back without loss.
 
-Pure; called by fabrics that store status. Reading ignores fields that a newer operator added, and is strict otherwise.
+Pure; called by platforms, which store the status. Reading ignores fields that a newer operator added and is strict otherwise:
+a damaged status must not be taken for another state of the job.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from surefoot_operator.api.status import JobStatus, Member, moment_seconds, to_r
 from surefoot_operator.errors import InvariantViolation
 
 # ---- times as text ---------------------------------------------------------------------------------------------------
-# Turns a status' moments into times, and back. Plans count in Unix seconds. In a status they would be numbers that
-# nobody can hold against a log.
+# Converts the times of a status. Plans calculate in Unix seconds, which users could not compare with a log; in JSON they are
+# RFC 3339 times.
 
 MOMENTS = (
     "changed",
@@ -41,129 +42,136 @@ MOMENTS = (
     "completion",
     "progress",
 )
-"""Names before `Seconds` in the class, and before `Time` in JSON. All other seconds are durations."""
+"""Attributes `…_seconds` of the status that are times, written to JSON as `…Time`. All other seconds are durations."""
 
-_WRITTEN = {f"{name}Seconds": f"{name}Time" for name in MOMENTS}
-_READ = {written: plain for plain, written in _WRITTEN.items()}
+_TIME_BY_SECONDS = {f"{name}Seconds": f"{name}Time" for name in MOMENTS}
+_SECONDS_BY_TIME = {time_name: seconds_name for seconds_name, time_name in _TIME_BY_SECONDS.items()}
 
 
-def with_moments(body: Any) -> Any:
-    """The body of a status with its moments as times."""
-    return _renamed(body, _WRITTEN, lambda value, path: to_rfc3339(value), "")
+def with_times(body: Any) -> Any:
+    """Returns the JSON of a status with Unix seconds replaced by RFC 3339 times."""
+    return _convert_times(body, _TIME_BY_SECONDS, lambda value, path: to_rfc3339(value), "")
 
 
 def with_seconds(body: Any) -> Any:
-    """The inverse of `with_moments`. Raises Misfit."""
-    return _renamed(body, _READ, _seconds, "")
+    """Returns the JSON of a status with RFC 3339 times replaced by Unix seconds. Raises TypeMismatch."""
+    return _convert_times(body, _SECONDS_BY_TIME, _seconds, "")
 
 
 def _seconds(value: Any, path: str) -> float:
-    found = moment_seconds(value)
-    if found is None:
-        raise TypeMismatch(path, f"is {value!r}, which is no time as 2026-01-31T12:00:00.000000Z")
-    return found
+    seconds = moment_seconds(value)
+    if seconds is None:
+        raise TypeMismatch(path, f"is {value!r}, which is no time such as 2026-01-31T12:00:00.000000Z")
+    return seconds
 
 
-def _renamed(body: Any, names: Mapping[str, str], change: Callable[[Any, str], Any], path: str) -> Any:
+def _convert_times(body: Any, names: Mapping[str, str], change: Callable[[Any, str], Any], path: str) -> Any:
     if isinstance(body, list):
-        return [_renamed(item, names, change, f"{path}[{place}]") for place, item in enumerate(body)]
+        return [_convert_times(item, names, change, f"{path}[{index}]") for index, item in enumerate(body)]
     if not isinstance(body, dict):
         return body
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, value in body.items():
-        where = f"{path}.{name}"
+        value_path = f"{path}.{name}"
         if name in names:
-            found[names[name]] = None if value is None else change(value, where)
-        elif name == "extra":  # free words: none of them is ours
-            found[name] = value
+            converted[names[name]] = None if value is None else change(value, value_path)
+        elif name == "extra":  # free text of users: its keys are not fields of the status
+            converted[name] = value
         else:
-            found[name] = _renamed(value, names, change, where)
-    return found
+            converted[name] = _convert_times(value, names, change, value_path)
+    return converted
 
 
-# ---- members and holders as texts -------------------------------------------------------------------------------------
-# Writes each member and each named holder as one line of text. A mapping for each of two thousand workers makes a status
-# of 636 kB, which each write stores whole and each watch carries: more than half of it would be the names of fields.
+# ---- members and memory servers as texts ----------------------------------------------------------------------------
+# Writes each member and each assigned memory server as one line of text. With a mapping for each of two thousand workers, a
+# status would have 636 kB, more than half of them field names. Every write stores a status as a whole, and every watch
+# transfers it.
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:-]*")
 _MEMBER = re.compile(r"(-?\d{1,40})\.(-?\d{1,40}) (\S*) (\S*)")
-_HOLDER = re.compile(r"(\S*) (\S*) (\S*):(-?\d{1,40})(?: domain=(\S*))?( tls)?(?: server=(-?\d{1,40}))?")
-_CACHED_WORLDS = 64
-"""Worlds that are remembered: a round reads the texts that the last one wrote, and gets the very same members."""
+_SERVER = re.compile(r"(\S*) (\S*) (\S*):(-?\d{1,40})(?: domain=(\S*))?( tls)?(?: server=(-?\d{1,40}))?")
+_CACHED_MEMBERSHIPS = 64
+"""Memberships whose texts are cached, so that a reconcile reads the same member objects that the last one wrote."""
 
 Members = tuple[Member, ...]
 Endpoints = tuple[MemoryServerEndpoint, ...]
 
 
-@functools.lru_cache(_CACHED_WORLDS)
+@functools.lru_cache(_CACHED_MEMBERSHIPS)
 def member_texts(members: Members) -> tuple[str, ...]:
-    """`status.membership.members`: "INDEX.ATTEMPT NODE INCARNATION" of each worker, in the order of ranks."""
+    """Returns `status.membership.members`: "INDEX.ATTEMPT NODE INCARNATION" of each worker, in rank order."""
     return tuple(f"{m.index}.{m.attempt} {_word(m.node)} {_word(m.incarnation)}" for m in members)
 
 
-@functools.lru_cache(_CACHED_WORLDS)
-def holder_texts(holders: Endpoints) -> tuple[str, ...]:
-    """`status.assignedServers`: "NODE INSTANCE HOST:PORT", then " domain=…", " tls" and " server=N" where they say more."""
+@functools.lru_cache(_CACHED_MEMBERSHIPS)
+def server_texts(servers: Endpoints) -> tuple[str, ...]:
+    """Returns `status.assignedServers`: "NODE INSTANCE HOST:PORT" of each memory server.
+
+    " domain=…", " tls" and " server=N" follow where they differ from the node, from plain TCP and from 0.
+    """
     return tuple(
         f"{_word(e.instance.node)} {_word(e.instance.run_id)} {_word(e.host)}:{e.port}"
         + (f" domain={_word(e.domain)}" if e.domain != e.instance.node else "")
         + (" tls" if e.tls else "")
         + (f" server={e.server_index}" if e.server_index else "")
-        for e in holders
+        for e in servers
     )
 
 
-@functools.lru_cache(_CACHED_WORLDS)
-def _members(texts: tuple[str, ...]) -> Members:
+@functools.lru_cache(_CACHED_MEMBERSHIPS)
+def _parse_members(texts: tuple[str, ...]) -> Members:
     members: list[Member] = []
-    for place, text in enumerate(texts):
-        index, attempt, node, incarnation = _parts(
-            _MEMBER, text, f".membership.members[{place}]", "INDEX.ATTEMPT NODE INCARNATION"
+    for position, text in enumerate(texts):
+        index, attempt, node, incarnation = _match_fields(
+            _MEMBER, text, f".membership.members[{position}]", "INDEX.ATTEMPT NODE INCARNATION"
         )
         members.append(Member(int(index), int(attempt), _text(incarnation), _text(node)))
     return tuple(members)
 
 
-@functools.lru_cache(_CACHED_WORLDS)
-def _servers(texts: tuple[str, ...]) -> Endpoints:
-    holders: list[MemoryServerEndpoint] = []
-    for place, text in enumerate(texts):
-        node, instance, host, port, domain, tls, server = _parts(
-            _HOLDER, text, f".assignedServers[{place}]", "NODE INSTANCE HOST:PORT"
+@functools.lru_cache(_CACHED_MEMBERSHIPS)
+def _parse_servers(texts: tuple[str, ...]) -> Endpoints:
+    servers: list[MemoryServerEndpoint] = []
+    for position, text in enumerate(texts):
+        node, run_id, host, port, domain, tls, server_index = _match_fields(
+            _SERVER, text, f".assignedServers[{position}]", "NODE INSTANCE HOST:PORT"
         )
-        holder = MemoryServerInstance(_text(node), _text(instance))
-        within = holder.node if domain is None else _text(domain)
-        holders.append(MemoryServerEndpoint(holder, _text(host), int(port), within, tls is not None, int(server or 0)))
-    return tuple(holders)
+        instance = MemoryServerInstance(_text(node), _text(run_id))
+        domain_name = instance.node if domain is None else _text(domain)
+        servers.append(
+            MemoryServerEndpoint(instance, _text(host), int(port), domain_name, tls is not None, int(server_index or 0))
+        )
+    return tuple(servers)
 
 
-def _parts(form: re.Pattern[str], text: str, where: str, words: str) -> tuple[Any, ...]:
-    match = form.fullmatch(text)
+def _match_fields(pattern: re.Pattern[str], text: str, path: str, form: str) -> tuple[Any, ...]:
+    match = pattern.fullmatch(text)
     if match is None:
-        raise TypeMismatch(where, f"is {text!r:.80}, not {words}")
+        raise TypeMismatch(path, f"is {text!r:.80}, not {form}")
     return match.groups()
 
 
 def _word(text: str) -> str:
-    """`text` without spaces; what a node, an agent or a server is called has none by itself."""
+    """Returns `text` as one word: names of nodes, agents and servers normally have no spaces; others are percent-encoded."""
     return text if _PLAIN.fullmatch(text) else quote(text, ":[]", errors="surrogatepass")
 
 
 def _text(word: str) -> str:
+    """Returns the text that `_word` encoded."""
     return unquote(word, errors="surrogatepass") if "%" in word else word
 
 
-def _texts(body: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+def _read_texts(body: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
     texts = body.get(name, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise TypeMismatch(f"{where}.{name}", f"is {texts!r:.40}, not a list of texts")
+        raise TypeMismatch(f"{path}.{name}", f"is {texts!r:.40}, not a list of texts")
     return tuple(texts)
 
 
 # ---- status json -----------------------------------------------------------------------------------------------------
 
 SCHEMA_VERSION = 1
-"""What this operator writes, in `schemaVersion`, and all that it reads."""
+"""The `schemaVersion` that this operator writes, and the only one that it reads."""
 
 _SHAPE = JsonShape(foreign=True, rename=camel_case)
 
@@ -171,43 +179,45 @@ _SHAPE = JsonShape(foreign=True, rename=camel_case)
 def status_to_json(status: JobStatus) -> dict[str, Any]:
     """Converts a status to JSON, leaving out fields at their default."""
     members = () if status.membership is None else status.membership.members
-    world = None if status.membership is None else replace(status.membership, members=())
-    body: dict[str, Any] = with_moments(_plain(replace(status, membership=world, assigned_servers=())))
+    membership = None if status.membership is None else replace(status.membership, members=())
+    body: dict[str, Any] = with_times(_plain(replace(status, membership=membership, assigned_servers=())))
     if members:
         body["membership"]["members"] = list(member_texts(members))
     if status.assigned_servers:
-        body["assignedServers"] = list(holder_texts(status.assigned_servers))
+        body["assignedServers"] = list(server_texts(status.assigned_servers))
     return {"schemaVersion": SCHEMA_VERSION, **body} if body else {}
 
 
 def status_from_json(body: Mapping[str, Any]) -> JobStatus:
-    """Parses a status. Raises InvariantBroken with the damaged field and its value."""
+    """Parses a status. Raises InvariantViolation with the damaged field and its value."""
     try:
         return _read(dict(body))
-    except TypeMismatch as misfit:
-        raise InvariantViolation(f"status{misfit.path} {misfit.reason}: the stored status was damaged") from misfit
+    except TypeMismatch as error:
+        raise InvariantViolation(f"status{error.path} {error.reason}: the stored status is damaged") from error
 
 
 def _read(body: dict[str, Any]) -> JobStatus:
     version = body.get("schemaVersion", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise TypeMismatch(
-            ".schemaVersion", f"is {version!r:.40}, not {SCHEMA_VERSION}: an operator of another version wrote it"
+            ".schemaVersion",
+            f"is {version!r:.40}, not {SCHEMA_VERSION}: an operator of another version wrote the status",
         )
     members: Members = ()
-    holders = _servers(_texts(body, "assignedServers", ""))
+    servers = _parse_servers(_read_texts(body, "assignedServers", ""))
     body.pop("assignedServers", None)
-    world = body.get("membership")
-    if isinstance(world, dict):
-        members = _members(_texts(world, "members", ".membership"))
-        body["membership"] = {name: value for name, value in world.items() if name != "members"}
+    membership = body.get("membership")
+    if isinstance(membership, dict):
+        members = _parse_members(_read_texts(membership, "members", ".membership"))
+        body["membership"] = {name: value for name, value in membership.items() if name != "members"}
     status = read(JobStatus, with_seconds(body), _SHAPE)
     if status.membership is not None:
         status = replace(status, membership=replace(status.membership, members=members))
-    return replace(status, assigned_servers=holders)
+    return replace(status, assigned_servers=servers)
 
 
 def _plain(value: Any) -> Any:
+    """Returns a value as JSON, without fields at their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             camel_case(field.name): _plain(getattr(value, field.name))
@@ -222,4 +232,4 @@ def _plain(value: Any) -> Any:
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return field.default  # MISSING where it is required: equal to nothing that can stand in a field
+    return field.default  # MISSING if the field is required: no value equals it, so that it is always written

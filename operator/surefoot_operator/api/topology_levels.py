@@ -1,7 +1,7 @@
-"""Names the node labels that say where a node stands: its zone, its rack, and what vendors call them.
+"""Lists the node labels that describe a node's position in the network and the building: zone, rack, and vendors' names.
 
-Pure. From the highest level to the lowest: copies differ at the highest one at which a job's nodes do. At each level the
-first label that a node bears counts. A job's `topologyKey` puts its own label on top.
+Pure. Levels are ordered from the highest to the lowest. Copies of a save are spread over the highest level at which the job's
+nodes differ. At each level, the first of its labels that a node has counts. A job's `topologyKey` becomes the highest level.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True, slots=True)
 class TopologyLevel:
-    """One level; `noun` is what people call a place of it."""
+    """A level of the topology, such as racks."""
 
     noun: str
+    """Singular word for one domain of this level, for messages."""
     labels: tuple[str, ...]
+    """Label keys of this level. The first that a node has counts."""
 
 
 LEVELS = (
@@ -70,17 +72,23 @@ LEVELS = (
 
 
 def levels(topology_key: str) -> tuple[TopologyLevel, ...]:
-    """The levels that a job spreads its copies over, by its `topologyKey`: from that label on, or all."""
+    """Returns the levels over which a job spreads its copies, from the level of its `topologyKey` on.
+
+    The default key, the host name, means all levels. An unknown label becomes a level above all others.
+    """
     if topology_key == HOSTNAME:
         return LEVELS
-    named = next((at for at, level in enumerate(LEVELS) if topology_key in level.labels), None)
-    if named is None:
+    index = next((i for i, level in enumerate(LEVELS) if topology_key in level.labels), None)
+    if index is None:
         return TopologyLevel(topology_key.rpartition("/")[2], (topology_key,)), *LEVELS
-    return TopologyLevel(LEVELS[named].noun, (topology_key,)), *LEVELS[named + 1 :]
+    return TopologyLevel(LEVELS[index].noun, (topology_key,)), *LEVELS[index + 1 :]
 
 
 def topology_path(labels: Mapping[str, str], topology_key: str = HOSTNAME) -> tuple[str, ...]:
-    """Where a node with these labels stands, by `levels`, down to its last label; empty: nobody says."""
+    """Returns the node's label value at each of `spread_levels`, "" where it has none, down to its last label.
+
+    Empty: the node has no topology label.
+    """
     path = [next(_values(labels, level), "") for level in levels(topology_key)]
     while path and not path[-1]:
         path.pop()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot_operator.api.loading import load_documents, load_yaml
-from surefoot_operator.api.parse import MOST_CHARACTERS, parse_job
+from surefoot_operator.api.parse import MAX_DOCUMENT_CHARACTERS, parse_job
 from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say, warn
 from surefoot_operator.convert.conversion import KNOWN, converted, of_command
@@ -44,8 +44,10 @@ def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
     """Reads a job's file: the document and the job parsed from it."""
     try:
         with open(path, "rb") as file:
-            content = file.read(4 * MOST_CHARACTERS + 1)  # no more of /dev/zero than shows that it is too long
-        document = load_yaml(content.decode("utf-8", "strict" if len(content) <= 4 * MOST_CHARACTERS else "replace"))
+            content = file.read(4 * MAX_DOCUMENT_CHARACTERS + 1)  # no more of /dev/zero than shows that it is too long
+        document = load_yaml(
+            content.decode("utf-8", "strict" if len(content) <= 4 * MAX_DOCUMENT_CHARACTERS else "replace")
+        )
         return document, parse_job(document)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
@@ -92,9 +94,9 @@ def run_convert(given: argparse.Namespace) -> int:
 def _content(file: str) -> str:
     try:
         if file == "-":
-            return sys.stdin.read(MOST_CHARACTERS + 1)
+            return sys.stdin.read(MAX_DOCUMENT_CHARACTERS + 1)
         with open(Path(file), "rb") as opened:
-            return opened.read(4 * MOST_CHARACTERS + 1).decode()
+            return opened.read(4 * MAX_DOCUMENT_CHARACTERS + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
 

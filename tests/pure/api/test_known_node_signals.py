@@ -17,8 +17,8 @@ from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiv
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "node-health.md"
 WORDS = [word for writer in WRITERS for word in writer.signals]
-MOVES = [word for word in WORDS if word.meaning != "shown"]
-IS_SHOWN = [word for word in WORDS if word.meaning == "shown"]
+MOVES = [word for word in WORDS if word.meaning != "informational"]
+IS_SHOWN = [word for word in WORDS if word.meaning == "informational"]
 
 
 def bearing(*words: KnownNodeSignal, reason: str = "Because") -> dict[str, Any]:
@@ -88,15 +88,15 @@ def test_a_condition_in_its_other_state_says_that_the_node_is_well(word: KnownNo
 
 @pytest.mark.parametrize(("kind", "reason"), [(kind, r) for kind, reasons in NOT_OF_THE_NODE.items() for r in reasons])
 def test_a_monitor_s_own_trouble_is_not_the_node_s_unless_a_job_asks_for_it(kind: str, reason: str) -> None:
-    found = bearing(KnownNodeSignal("condition", f"{kind}=False", "sick"), reason=reason)
+    found = bearing(KnownNodeSignal("condition", f"{kind}=False", "unhealthy"), reason=reason)
     assert seen(found)[0] == ""
     assert seen(found, NodeSignals(conditions=(f"{kind}=False",)))[0]
     assert observations.plan_fields(found) != observations.plan_fields(
-        bearing(KnownNodeSignal("condition", f"{kind}=False", "sick"), reason="Other")
+        bearing(KnownNodeSignal("condition", f"{kind}=False", "unhealthy"), reason="Other")
     )
 
 
 @pytest.mark.parametrize("kind", ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"])
 def test_what_every_kubelet_says_moves_nobody(kind: str) -> None:
     """A node under pressure evicts pods, and says so on them; the pod that it keeps may stay."""
-    assert seen(bearing(KnownNodeSignal("condition", f"{kind}=True", "sick"))) == ("", "")
+    assert seen(bearing(KnownNodeSignal("condition", f"{kind}=True", "unhealthy"))) == ("", "")
