@@ -144,7 +144,7 @@ def test_without_its_api_a_job_says_so_and_begins_once_it_is_served(
     operator.says("leading")
     api.call("POST", JOB.rpartition("/")[0], document(engine))
     assert wait(lambda: condition(api).get("reason") == "PodGroupCreationFailed", SECONDS), operator.text()
-    assert "is its CustomResourceDefinition installed?" in condition(api)["message"]
+    assert "install its CustomResourceDefinition" in condition(api)["message"]
     assert workers(api) == {}
     assert wait(lambda: len(events(api, "PodGroupCreationFailed")) == 1, SECONDS), operator.text()
     crd = yaml.safe_load(binaries.pod_group_crd().read_text(encoding="utf-8"))

@@ -190,7 +190,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
         feed.apply_write_result(pod("again", 22, "second"))
 
     server.between = between
-    feed._version = ""
+    feed._list_version = ""
     await feed._list()
     assert said == [("", "new"), ("first", ""), ("", "second"), ("gone", "")]
     assert {name: item["metadata"]["uid"] for (_, name), item in feed.items.items()} == {
@@ -200,12 +200,12 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     }
     # one that lists nothing of them again, later, ends them: they were not made behind its back
     server.pods, server.version, server.page, server.between = [pod("a", 1)], 15, 0, lambda: None
-    feed._version = ""
+    feed._list_version = ""
     await feed._list()
     assert list(feed.items) == [("n", "a")], "a store that was restored has older versions, and knows best"
 
 
-@pytest.mark.parametrize(("code", "asks"), [(404, "CustomResourceDefinition"), (403, "may the operator")])
+@pytest.mark.parametrize(("code", "asks"), [(404, "CustomResourceDefinition"), (403, "give the operator the permission")])
 async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch, code: int, asks: str
 ) -> None:

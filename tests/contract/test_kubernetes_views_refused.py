@@ -43,7 +43,7 @@ async def test_a_start_that_cannot_go_on_begins_with_the_servers_sentence(
             await cache.start()
         assert str(caught.value).startswith(refusal.message)
         assert plural in str(caught.value)
-        assert ("is the CRD installed?" in str(caught.value)) is asks
+        assert ("install the CustomResourceDefinition" in str(caught.value)) is asks
 
 
 @pytest.mark.parametrize("plural", ["nodes", "leases"])
@@ -54,7 +54,7 @@ async def test_a_start_without_nodes_begins_and_plans_nothing_until_they_are_sho
         await cache.start()
         try:
             assert not cache.complete
-            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*without this view Surefoot plans nothing"):
+            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*without this watch Surefoot plans nothing"):
                 cache.check_fresh()
             server.refuse = lambda target: None
             await until(lambda: cache.complete)

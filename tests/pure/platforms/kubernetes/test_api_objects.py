@@ -163,9 +163,9 @@ def pod(
 def workers(*pods: Any) -> list[str]:
     cache = ClusterCache(FakeApi().api)
     for one in pods:
-        cache.workers._event("ADDED", one)
+        cache.workers._apply_event("ADDED", one)
     fabric = KubernetesPlatform(cache, "team", "gpt", "u")
-    return [seen.name for seen in (*fabric._observe_workers(fabric._own_pods()), *fabric._workers(fabric._pods()))]
+    return [seen.name for seen in (*fabric._observe_workers(fabric._own_pods()), *fabric._observe_workers(fabric._own_pods()))]
 
 
 @pytest.mark.parametrize(

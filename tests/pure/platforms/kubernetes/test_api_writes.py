@@ -88,7 +88,7 @@ def test_a_worker_that_waits_says_for_what() -> None:
                 container("trainer", waiting={"reason": "PodInitializing"}),
                 initContainerStatuses=[container("fetch", terminated={"exitCode": 1, "message": "no\nsuch key"})],
             ),
-            "init container fetch ended with exit code 1: such key",
+            "init container fetch failed with exit code 1: such key",
         ),
         (pod("Pending", container("trainer", waiting={"reason": "ContainerCreating"})), ""),
         (pod("Pending", container("trainer", waiting={"reason": "PodInitializing"})), ""),

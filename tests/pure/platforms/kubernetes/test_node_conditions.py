@@ -146,7 +146,7 @@ def test_what_is_kept_does_not_grow_with_templates_images_and_writers() -> None:
         sizes = set()
         for event, many in (("ADDED", 10), ("MODIFIED", 1000)):
             feed.items.clear()
-            feed._event(event, cast(Any, made)(many))
+            feed._apply_event(event, cast(Any, made)(many))
             (kept,) = feed.items.values()
             sizes.add(parts(kept))
             assert parts(kept) <= most

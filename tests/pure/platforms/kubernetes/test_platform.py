@@ -50,15 +50,15 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
         counted(where, name)
     cache = ClusterCache(FakeApi().api)
     cache.check_fresh = lambda: None  # type: ignore[method-assign]
-    cache.jobs._event("ADDED", job(1, serial=1))
+    cache.jobs._apply_event("ADDED", job(1, serial=1))
     for index in range(WORKERS):
-        cache.workers._event("ADDED", worker(index))
+        cache.workers._apply_event("ADDED", worker(index))
     fabric = KubernetesPlatform(cache, "team", "gpt", "u")
     assert fabric.readable() is not None
     for _ in range(ROUNDS):
         seen = await fabric.observe()
     assert (len(seen.workers), seen.status.serial) == (WORKERS, 1)
     assert read == {"parse_job": 1, "status_from_json": 1, "observe_worker": WORKERS, "is_of": WORKERS * ROUNDS}
-    cache.jobs._event("MODIFIED", job(2, serial=2))
+    cache.jobs._apply_event("MODIFIED", job(2, serial=2))
     assert (await fabric.observe()).status.serial == 2
     assert (read["parse_job"], read["status_from_json"]) == (1, 2)

@@ -183,7 +183,7 @@ def test_of_a_deleted_job_nothing_is_done_as_its_group_goes_with_it() -> None:
 
 def test_an_api_that_is_missing_is_said_once_and_keeps_workers_from_being_made() -> None:
     missing = ObservedPodGroups(
-        unavailable={"Coscheduling": "404 page not found; is its CustomResourceDefinition installed?"}
+        unavailable={"Coscheduling": "404 page not found; install its CustomResourceDefinition"}
     )
     seen = replace(begun(), pod_groups=missing)
     made = plan(seen)

@@ -1,7 +1,7 @@
-"""Watches jobs, worker pods, holders, nodes and node leases of a cluster.
+"""Watches the jobs, worker pods, memory servers, nodes and node leases of a cluster, for all jobs of this operator.
 
-Touches the network through `watched_objects`. Made by the controller, read by each job's fabric. A change that no plan
-depends on (a heartbeat, our own status write) wakes no job.
+Created by the controller and read by each job's platform. A change that no plan depends on (a node's heartbeat, an own
+status write) notifies no job.
 """
 
 from __future__ import annotations
@@ -28,122 +28,144 @@ from surefoot_operator.platforms.kubernetes.views.watched_objects import Watched
 log = logging.getLogger(__name__)
 
 
-# ---- values derived once an object -----------------------------------------------------------------------------------
-# Caches values derived from cached API objects. Called by `platform`: a cluster has thousands of nodes, a job is
-# observed twice a second, and hardly anything has changed.
+# ---- derived values --------------------------------------------------------------------------------------------------
+# Caches values that are derived from mirrored API objects. A cluster has thousands of nodes, a job is observed twice a
+# second, and hardly any object changes in between.
 
 T = TypeVar("T")
 Object = dict[str, Any]
 
 
 class DerivedCache(Generic[T]):
-    """Keeps a value for each object of one kind.
+    """Caches one derived value for each object of one kind.
 
-    The cluster cache replaces objects and never changes one, so the same object has the same value.
+    The cluster cache replaces objects and never modifies them, so the same object has the same value.
     """
 
     def __init__(self) -> None:
         self._cache: dict[str, tuple[Object, Hashable, T]] = {}
 
     def all(
-        self, found: Iterable[Object], make: Callable[[Object], T], besides: Callable[[Object], Hashable]
+        self, items: Iterable[Object], derive: Callable[[Object], T], extra_key: Callable[[Object], Hashable]
     ) -> list[T]:
-        """Returns `make` of each object, computed only for changed ones.
+        """Returns the derived value of each object; computes it only for objects that have changed.
 
-        `besides`: what else its value depends on. Values of objects that are gone are dropped.
+        Args:
+            items: All objects of the kind; cached values of others are dropped.
+            derive: Derives the value of an object.
+            extra_key: Returns everything else that an object's value depends on.
         """
         old, self._cache = self._cache, {}
-        made: list[T] = []
-        for one in found:
-            uid, other = one["metadata"]["uid"], besides(one)
-            known = old.get(uid)
-            same = known is not None and known[0] is one and known[1] == other
-            value = known[2] if known is not None and same else make(one)
-            self._cache[uid] = (one, other, value)
-            made.append(value)
-        return made
+        values: list[T] = []
+        for item in items:
+            uid, extra = item["metadata"]["uid"], extra_key(item)
+            cached = old.get(uid)
+            is_unchanged = cached is not None and cached[0] is item and cached[1] == extra
+            value = cached[2] if cached is not None and is_unchanged else derive(item)
+            self._cache[uid] = (item, extra, value)
+            values.append(value)
+        return values
 
 
 # ---- cluster views ---------------------------------------------------------------------------------------------------
-# Keeps what all jobs see of nodes and holders. Owned by the cache, asked for by each job's fabric. It is made once:
-# jobs that ask alike get the same tuple until something in it changes. Made by each for itself, the nodes of a thousand
-# jobs were a million values, and as many comparisons at each change.
+# Derives the nodes and memory servers that jobs observe. Jobs with equal settings get the same tuple until something in
+# it changes: if each of a thousand jobs derived its own, they would have a million values, and compare as many at each
+# change.
 
 Items = Mapping[tuple[str, str], Object]
 
 MAX_VIEWS = 64
-"""Ways of looking at nodes that are kept: jobs with the same topology key and node signals share one."""
+"""Views that are cached; jobs with the same topology key and node signals share one."""
 
 
 class _FilteredView:
-    """Nodes and holders, as jobs with one topology key and one set of signals see them."""
+    """The nodes and memory servers that jobs with one topology key and one set of node signals observe."""
 
     def __init__(self, topology_key: str, signals: NodeSignals) -> None:
         self._topology_key, self._signals = topology_key, signals
-        self._each = DerivedCache[ObservedNode]()
-        self._nodes_of: tuple[object, ...] = ()
-        self._places_of: tuple[object, ...] = ()
+        self._derived_nodes = DerivedCache[ObservedNode]()
+        self._node_inputs: tuple[object, ...] = ()
+        """The inputs from which `nodes` was derived."""
+        self._server_inputs: tuple[object, ...] = ()
+        """The inputs from which `servers` was derived."""
         self.nodes: tuple[ObservedNode, ...] = ()
+        """All nodes, sorted by name."""
         self.places: tuple[MemoryServerAddress, ...] = ()
+        """The addresses of all memory servers."""
 
-    def refresh_nodes(self, items: Iterable[Object], changes: int, heard: KubeletLiveness) -> None:
-        """Looks at the nodes again if one changed, or a kubelet fell silent."""
-        if self._nodes_of and self._nodes_of[0] == changes and self._nodes_of[1] is heard:
+    def refresh_nodes(self, items: Iterable[Object], changes: int, kubelets: KubeletLiveness) -> None:
+        """Derives the nodes again if a node or the liveness of a kubelet has changed."""
+        if self._node_inputs and self._node_inputs[0] == changes and self._node_inputs[1] is kubelets:
             return
-        self._nodes_of = (changes, heard)
-        found = self._each.all(
+        self._node_inputs = (changes, kubelets)
+        observed = self._derived_nodes.all(
             items,
-            lambda one: observations.observe_node(one, heard, self._topology_key, self._signals),
-            lambda one: (one["metadata"]["name"] in heard.silent, one["metadata"]["name"] in heard.renewed),
+            lambda node: observations.observe_node(node, kubelets, self._topology_key, self._signals),
+            lambda node: (node["metadata"]["name"] in kubelets.silent, node["metadata"]["name"] in kubelets.renewed),
         )
-        seen = observations.without_mass_doubt(sorted(found, key=lambda one: one.name))
-        self.nodes = self.nodes if seen == self.nodes else seen
+        new_nodes = observations.without_mass_doubt(sorted(observed, key=lambda node: node.name))
+        self.nodes = self.nodes if new_nodes == self.nodes else new_nodes
 
     def refresh_servers(
-        self, there: Iterable[Object], gone: Iterable[Object], changes: int, access: MemoryTierCredentials
+        self,
+        existing_pods: Iterable[Object],
+        deleted_pods: Iterable[Object],
+        changes: int,
+        access: MemoryTierCredentials,
     ) -> None:
-        """Looks for the holders again if one changed, a node did, or there is another password."""
-        of = (changes, id(self.nodes), access.user, access.password, access.authority)
-        if of == self._places_of:
+        """Derives the memory servers again if a server's pod, a node or the credentials have changed."""
+        inputs = (changes, id(self.nodes), access.user, access.password, access.authority)
+        if inputs == self._server_inputs:
             return
-        self._places_of = of
-        found = memory_tier_pods.server_addresses(there, gone, {node.name: node.domain for node in self.nodes}, access)
-        self.places = self.places if found == self.places else found
+        self._server_inputs = inputs
+        addresses = memory_tier_pods.server_addresses(
+            existing_pods, deleted_pods, {node.name: node.domain for node in self.nodes}, access
+        )
+        self.places = self.places if addresses == self.places else addresses
 
 
 class ClusterViews:
-    """Nodes and holders as jobs see them, of what is mapped.
+    """Derives nodes and memory servers from mappings that the cluster cache owns.
 
-    `gone`: pods of holders that were deleted. Whoever owns the mappings tells of each change.
+    The cache reports each change of the mappings by `node_changed` and `server_changed`.
+
+    Args:
+        nodes: The nodes that exist.
+        server_pods: The pods of memory servers that exist.
+        deleted_pods: Node → the last such pod there that was deleted.
     """
 
-    def __init__(self, nodes_there: Items, holders_there: Items, gone: Mapping[str, Object]) -> None:
-        self._nodes, self._servers, self._gone = nodes_there, holders_there, gone
+    def __init__(self, nodes: Items, server_pods: Items, deleted_pods: Mapping[str, Object]) -> None:
+        self._nodes, self._servers, self._gone = nodes, server_pods, deleted_pods
         self._views: dict[tuple[str, NodeSignals], _FilteredView] = {}
         self._node_changes = self._server_changes = 0
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
-        """Takes note of a node whose kept fields changed."""
+        """Records a change of a node, if it concerns a field that is read."""
         if old is None or new is None or _node_fields(old) != _node_fields(new):
             self._node_changes += 1
 
     def server_changed(self) -> None:
-        """Takes note that some holder's pod is another."""
+        """Records a change of a memory server's pod."""
         self._server_changes += 1
 
     def nodes_and_servers(
-        self, heard: KubeletLiveness, topology_key: str, signals: NodeSignals, access: MemoryTierCredentials
+        self, kubelets: KubeletLiveness, topology_key: str, signals: NodeSignals, access: MemoryTierCredentials
     ) -> tuple[tuple[ObservedNode, ...], tuple[MemoryServerAddress, ...]]:
-        """Returns nodes by name, and the holders on them.
+        """Returns the nodes sorted by name, and the memory servers; the same tuples as before if nothing has changed.
 
-        The same tuples as before while they are the same.
+        Args:
+            kubelets: Which kubelets have renewed their lease.
+            topology_key: Node label of the highest level over which copies are spread.
+            signals: The node signals to which the job reacts.
+            access: Credentials of the memory servers.
         """
         view = self._views.get((topology_key, signals))
         if view is None:
             if len(self._views) >= MAX_VIEWS:
                 del self._views[next(iter(self._views))]
             view = self._views[topology_key, signals] = _FilteredView(topology_key, signals)
-        view.refresh_nodes(self._nodes.values(), self._node_changes, heard)
+        view.refresh_nodes(self._nodes.values(), self._node_changes, kubelets)
         view.refresh_servers(self._servers.values(), self._gone.values(), self._server_changes, access)
         return view.nodes, view.places
 
@@ -155,12 +177,15 @@ def _node_fields(node: Object) -> tuple[Any, ...]:
 # ---- cluster cache ---------------------------------------------------------------------------------------------------
 
 JUDGE_SECONDS = 1.0
+"""Time between two checks for kubelets that have stopped renewing their lease."""
 SYNC_SECONDS = 20.0
+"""Time limit for the first list of all kinds."""
 
 DELETED_RETENTION_SECONDS = 600.0
-"""A holder that is gone is shown for so long: jobs that run look every few seconds, those at rest once a minute."""
+"""Time for which a deleted memory server is still observed; a running job observes every few seconds, others once a minute."""
 
 NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
+"""Why a gang scheduler is unavailable that the installation does not list."""
 
 Listener = Callable[[Object | None, Object | None], None]
 
@@ -168,238 +193,259 @@ Listener = Callable[[Object | None, Object | None], None]
 class ClusterCache:
     """Mirrors the objects of a cluster that plans depend on.
 
-    `holders_in`: the only namespace whose pods count as holders; empty: any. A holder receives the administrator's
-    password, so nobody who may create pods elsewhere must be able to create one. `gangs`: schedulers whose pod groups
-    are watched; a cluster that does not serve them, or not yet, keeps no job without them from being planned.
+    Args:
+        api: The API server.
+        server_namespace: The only namespace whose pods count as memory servers; empty: any. A memory server receives the
+            administrator's password, so users who may create pods in other namespaces must not be able to create one.
+        gangs: Gang schedulers whose pod groups are watched. If the cluster does not serve a group's kind, jobs that do
+            not use that scheduler are planned nevertheless.
     """
 
     def __init__(self, api: Api, holders_in: str = "", gangs: Collection[Gang] = ()) -> None:
         self.api = api
         self._listeners: dict[tuple[str, str], list[Listener]] = {}
-        """By kind, and by the job whose objects alone are listened for; empty: everybody's."""
-        self.jobs = self._feed(f"{api_objects.JOBS}/trainingjobs", "")
-        self.workers = self._feed("/api/v1/pods", api_objects.JOB_UID)
-        pods = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
-        self.servers = self._feed(pods, api_objects.HOLDER_SELECTOR, "servers")
-        self.nodes = self._feed("/api/v1/nodes", "")
-        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        self.leases = WatchedObjects(api, leases, "", self._renewed, kept=watched_objects.trim_lease)
-        self._named = {
+        """(kind, job UID) → listeners to the changes of that job's objects; an empty UID: of all objects."""
+        self.jobs = self._watch_kind(f"{api_objects.JOBS}/trainingjobs", "")
+        self.workers = self._watch_kind("/api/v1/pods", api_objects.JOB_UID)
+        pods_path = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
+        self.servers = self._watch_kind(pods_path, api_objects.HOLDER_SELECTOR, "servers")
+        self.nodes = self._watch_kind("/api/v1/nodes", "")
+        leases_path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        self.leases = WatchedObjects(api, leases_path, "", self._on_lease_change, kept=watched_objects.trim_lease)
+        self._watched_by_kind = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
             "servers": self.servers,
             "nodes": self.nodes,
             "leases": self.leases,
         }
-        self._feeds = tuple(self._named.values())
+        self._watched = tuple(self._watched_by_kind.values())
         self.groups: dict[Gang, WatchedObjects] = {
-            gang: self._feed(pod_groups.path(gang), api_objects.JOB_UID, optional=True) for gang in gangs
+            gang: self._watch_kind(pod_groups.path(gang), api_objects.JOB_UID, optional=True) for gang in gangs
         }
         self._kubelets = NodeLeases()
         self._notified = KubeletLiveness()
         self.gone_servers: dict[str, Object] = {}
-        """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
+        """Node → the last memory server's pod there that was deleted, until a new one exists or the retention ends."""
         self._deleted_seconds: dict[str, float] = {}
+        """Node → monotonic time at which that pod was deleted."""
         self._views = ClusterViews(self.nodes.items, self.servers.items, self.gone_servers)
-        self.listen("servers", self._server)
-        self._by_job: dict[str, dict[str, Object]] = {}
-        self.listen("pods", self._pod)
-        self._tasks = TaskSet(_report)
+        self.listen("servers", self._on_server_change)
+        self._pods_by_job: dict[str, dict[str, Object]] = {}
+        self.listen("pods", self._on_pod_change)
+        self._tasks = TaskSet(_log_task_failure)
 
     async def start(self) -> None:
-        """Returns once jobs and pods were listed, and nodes answered for. Raises FabricError after a timeout.
+        """Starts the watches; returns once jobs and pods are listed and the server has answered for nodes and leases.
 
-        Nodes and leases may be refused: they are asked for again, no job is planned meanwhile (`check_fresh`), and each
-        says why. Without pods agents and evictions would be answered by what is not known.
+        The lists of nodes and leases may be rejected: they are retried, and until then no job is planned and each one
+        reports the reason (`check_fresh`). Without the lists of jobs and pods, the operator would give wrong answers to
+        agents and to eviction requests.
+
+        Raises:
+            PlatformError: The lists were not complete within `SYNC_SECONDS`.
         """
-        for feed in (*self._feeds, *self.groups.values()):
-            self._tasks.start(feed.run(), f"watch {feed.path}")
-        self._tasks.start(self._judge(), "judge leases")
+        for watched in (*self._watched, *self.groups.values()):
+            self._tasks.start(watched.run(), f"watch {watched.path}")
+        self._tasks.start(self._poll_kubelets(), "judge leases")
         try:
             async with asyncio.timeout(SYNC_SECONDS):
-                for feed in self._feeds:
-                    await (feed.answered if feed in (self.nodes, self.leases) else feed.synced).wait()
+                for watched in self._watched:
+                    await (watched.answered if watched in (self.nodes, self.leases) else watched.synced).wait()
         except TimeoutError:
-            missing = [feed for feed in self._feeds if not feed.synced.is_set()]
+            unlisted = [watched for watched in self._watched if not watched.synced.is_set()]
             await self.close()
-            refusals = "; ".join(feed.rejection for feed in missing if feed.rejection)
-            paths = ", ".join(feed.path for feed in missing)
-            hint = "; is the CRD installed?" if " (404 " in self.jobs.rejection else ""
-            raise PlatformError(f"{refusals or 'no answer'}: {paths} not listed in {SYNC_SECONDS:g} s{hint}") from None
-        for kind, feed in self._named.items():
-            metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
+            rejections = "; ".join(watched.rejection for watched in unlisted if watched.rejection)
+            paths = ", ".join(watched.path for watched in unlisted)
+            hint = "; install the CustomResourceDefinition" if " (404 " in self.jobs.rejection else ""
+            problem = rejections or "the API server did not answer"
+            raise PlatformError(f"{problem}: {paths} could not be listed in {SYNC_SECONDS:g} s{hint}") from None
+        for kind, watched in self._watched_by_kind.items():
+            metrics.watch_age_seconds.labels(kind).set_function(watched.age_seconds)
 
     async def close(self) -> None:
-        """Ends the watches, but not the API's connections."""
-        for kind in self._named:
-            metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
+        """Ends the watches; the connections to the API server stay open."""
+        for kind in self._watched_by_kind:
+            metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # does nothing for a kind that was never listed
         await self._tasks.close()
 
     def listen(self, kind: str, listener: Listener, job: str = "") -> None:
-        """Calls `listener` with each later change: old and new state.
+        """Calls a listener with the old and the new state at each later change.
 
-        `kind`: `trainingjobs`, `pods`, `podgroups`, `holders` or `nodes`. `job`: only the job with this uid, its pods
-        and pod groups. Of the last three kinds, changes that no plan reads are left out.
+        Args:
+            kind: `trainingjobs`, `pods`, `podgroups`, `servers` or `nodes`. For the last three, changes of fields that
+                no plan reads are not reported.
+            listener: Called with None for an object that does not exist.
+            job: UID of the job whose objects are meant (the job itself, its pods or pod groups); empty: all objects.
         """
         self._listeners.setdefault((kind, job), []).append(listener)
 
     def remove_listener(self, kind: str, listener: Listener, job: str = "") -> None:
-        heard = self._listeners[kind, job]
-        heard.remove(listener)
-        if not heard:
+        """Undoes a call of `listen` with the same arguments."""
+        listeners = self._listeners[kind, job]
+        listeners.remove(listener)
+        if not listeners:
             del self._listeners[kind, job]
 
     def guarded(self, may_write: Callable[[], None]) -> ClusterCache:
-        """Shares what is watched.
-
-        `may_write` is called before each write through `api`, as `Api.guarded` does.
-        """
-        made = copy.copy(self)
-        made.api = self.api.with_write_check(may_write)
-        return made
+        """Returns a copy with the same watches that calls `may_write` before each write; see `Api.with_write_check`."""
+        cache = copy.copy(self)
+        cache.api = self.api.with_write_check(may_write)
+        return cache
 
     def check_fresh(self) -> None:
-        """Raises FabricError if no plan may be made.
+        """Raises an error if no plan may be made.
 
-        A watch is stale or refused, or nothing may be written.
+        Raises:
+            ViewRefused: The API server rejects a watch.
+            PlatformError: A watch is out of date, or this replica may not write.
         """
         self.api.check_allowed()
-        for feed in self._feeds:
-            if not feed.is_synced:
-                if feed.rejection:
-                    raise ViewRefused(f"{feed.rejection}; without this view Surefoot plans nothing")
+        for watched in self._watched:
+            if not watched.is_synced:
+                if watched.rejection:
+                    raise ViewRefused(f"{watched.rejection}; without this watch Surefoot plans nothing")
                 raise PlatformError(
-                    f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
+                    f"the API server does not answer the watch of {watched.path}; nothing is planned until it does"
                 )
 
     @property
     def complete(self) -> bool:
-        """Whether everything was listed."""
-        return all(feed.synced.is_set() for feed in self._feeds)
+        """Whether all kinds were listed."""
+        return all(watched.synced.is_set() for watched in self._watched)
 
     def silences(self) -> dict[str, float]:
-        """Seconds since the API server last answered a watch, be it with a refusal, by kind."""
+        """Returns for each kind the seconds since the API server last answered its watch, even with an error."""
         now = time.monotonic()
-        return {kind: now - feed.answered_at for kind, feed in self._named.items()}
+        return {kind: now - watched.answered_at for kind, watched in self._watched_by_kind.items()}
 
     def pods_of(self, job: str) -> list[Object]:
-        """The pods with this job's uid as label, whoever made them."""
-        return list(self._by_job.get(job, {}).values())
+        """Returns the pods with this job's UID in their labels, whether the job controls them or not."""
+        return list(self._pods_by_job.get(job, {}).values())
 
     def unavailable_groups(self) -> Mapping[Gang, str]:
-        """Gang schedulers whose pod groups are not served here, and why."""
-        off = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
-        return off | {gang: feed.rejection for gang, feed in self.groups.items() if feed.rejection}
+        """Returns the gang schedulers whose pod groups cannot be used, each with the reason."""
+        reasons = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
+        return reasons | {gang: watched.rejection for gang, watched in self.groups.items() if watched.rejection}
 
     def nodes_and_servers(
         self, topology_key: str, signals: NodeSignals, access: MemoryTierCredentials
     ) -> tuple[tuple[ObservedNode, ...], tuple[MemoryServerAddress, ...]]:
-        """Returns nodes and holders, in tuples that all who ask alike share."""
+        """Returns nodes and memory servers, in tuples that all jobs with equal arguments share."""
         return self._views.nodes_and_servers(self.kubelet_liveness(), topology_key, signals, access)
 
     def kubelet_liveness(self) -> KubeletLiveness:
-        """Which kubelets renewed their lease, and which are silent."""
+        """Returns which kubelets have renewed their lease lately, and which have not."""
         return self._kubelets.classify(self.leases.contact_since_seconds, self.leases.last_contact_seconds)
 
-    def _feed(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
+    def _watch_kind(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
 
-        read = _READ.get(kind)
+        fields_of = _PLAN_FIELDS.get(kind)
 
-        def heard(old: Object | None, new: Object | None) -> None:
+        def on_event(old: Object | None, new: Object | None) -> None:
             if kind == "nodes":
                 self._views.node_changed(old, new)
-            # compared once, and not by each of a thousand jobs: every kubelet writes its node's status all the time
-            if read is not None and old is not None and new is not None and read(old) == read(new):
+            # compared here once, not by each of a thousand jobs: kubelets update their nodes' status all the time
+            if fields_of is not None and old is not None and new is not None and fields_of(old) == fields_of(new):
                 return
-            jobs = dict.fromkeys(("", *(_job_of(kind, one) for one in (old, new) if one is not None)))
+            jobs = dict.fromkeys(("", *(_job_of(kind, item) for item in (old, new) if item is not None)))
             for job in jobs:
                 for listener in list(self._listeners.get((kind, job), ())):
                     listener(old, new)
 
         return WatchedObjects(
-            self.api, path, selector, heard, optional, _KEPT.get(kind, watched_objects.trim_managed_fields)
+            self.api, path, selector, on_event, optional, _TRIM_FUNCTIONS.get(kind, watched_objects.trim_managed_fields)
         )
 
-    def _renewed(self, old: Object | None, new: Object | None) -> None:
+    def _on_lease_change(self, old: Object | None, new: Object | None) -> None:
         self._kubelets.record_change(old, new, time.monotonic())
 
-    def _pod(self, old: Object | None, new: Object | None) -> None:
-        for pod, there in ((old, False), (new, True)):
+    def _on_pod_change(self, old: Object | None, new: Object | None) -> None:
+        for pod, exists in ((old, False), (new, True)):
             job = api_objects.job_of(pod) if pod is not None else None
             if pod is None or job is None:
                 continue
-            pods = self._by_job.setdefault(job, {})
-            if there:
+            pods = self._pods_by_job.setdefault(job, {})
+            if exists:
                 pods[pod["metadata"]["uid"]] = pod
             else:
                 pods.pop(pod["metadata"]["uid"], None)
                 if not pods:
-                    del self._by_job[job]
+                    del self._pods_by_job[job]
 
-    def _server(self, old: Object | None, new: Object | None) -> None:
+    def _on_server_change(self, old: Object | None, new: Object | None) -> None:
         self._views.server_changed()
-        found = new or old
-        node = observations.node_of(found) if found is not None else None
+        pod = new or old
+        node = observations.node_of(pod) if pod is not None else None
         if node is None:
             return
-        if new is None and found is not None:
-            self.gone_servers[node] = found
+        if new is None and pod is not None:
+            self.gone_servers[node] = pod
             self._deleted_seconds[node] = time.monotonic()
         elif new is not None:
-            self._forget_gone(node)
+            self._forget_deleted_server(node)
 
-    def _forget_gone(self, node: str) -> None:
+    def _forget_deleted_server(self, node: str) -> None:
         if self.gone_servers.pop(node, None) is not None:
             self._views.server_changed()
         self._deleted_seconds.pop(node, None)
 
     def forget_gone_servers(self, now: float) -> None:
-        """Drops deleted holders that every job has observed by now.
+        """Drops deleted memory servers that every job has observed by now.
 
-        Nodes of a cluster that scales have new names each time; without this the list grows for ever.
+        In a cluster that scales, new nodes have new names, so the list would otherwise grow forever.
         """
-        for node in [node for node, at in self._deleted_seconds.items() if now - at > DELETED_RETENTION_SECONDS]:
-            self._forget_gone(node)
+        for node in [
+            node
+            for node, deleted_seconds in self._deleted_seconds.items()
+            if now - deleted_seconds > DELETED_RETENTION_SECONDS
+        ]:
+            self._forget_deleted_server(node)
 
-    async def _judge(self) -> None:
+    async def _poll_kubelets(self) -> None:
         while True:
-            heard, told = self.kubelet_liveness(), self._notified
-            for name in (heard.silent ^ told.silent) | (heard.renewed ^ told.renewed):
-                found = self.nodes.items.get(("", name))
-                if name not in heard.silent ^ told.silent and (
-                    found is None or not observations.is_contradicted(found)
+            liveness, notified = self.kubelet_liveness(), self._notified
+            for name in (liveness.silent ^ notified.silent) | (liveness.renewed ^ notified.renewed):
+                node = self.nodes.items.get(("", name))
+                if name not in liveness.silent ^ notified.silent and (
+                    node is None or not observations.is_contradicted(node)
                 ):
-                    continue  # one kubelet more that is well is no news
+                    continue  # a kubelet that renews its lease changes nothing on a node that is ready anyway
                 for listener in list(self._listeners.get(("nodes", ""), ())):
-                    listener(None, found)
-            self._notified = heard
+                    listener(None, node)
+            self._notified = liveness
             self.forget_gone_servers(time.monotonic())
-            await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
+            await asyncio.sleep(JUDGE_SECONDS)  # a missing renewal causes no event, so it must be polled
 
 
-def _job_of(kind: str, found: Object) -> str:
-    """The job that an object is, or belongs to; empty: none alone."""
+def _job_of(kind: str, item: Object) -> str:
+    """Returns the UID of the job that an object is or belongs to; empty: the object concerns all jobs."""
     if kind == "trainingjobs":
-        return str(found["metadata"]["uid"])
-    return (api_objects.job_of(found) or "") if kind in ("pods", "podgroups") else ""
+        return str(item["metadata"]["uid"])
+    return (api_objects.job_of(item) or "") if kind in ("pods", "podgroups") else ""
 
 
-_READ: Mapping[str, Callable[[Object], object]] = {
+_PLAN_FIELDS: Mapping[str, Callable[[Object], object]] = {
     "nodes": observations.plan_fields,
     "servers": observations.server_plan_fields,
     "podgroups": pod_groups.plan_fields,
 }
-"""Kind -> all that a plan can depend on of one such object."""
+"""Kind → function that returns the fields of an object that a plan can depend on."""
 
 
-_KEPT: Mapping[str, Callable[[Object], Object]] = {
+_TRIM_FUNCTIONS: Mapping[str, Callable[[Object], Object]] = {
     "pods": watched_objects.trim_worker_pod,
     "servers": watched_objects.trim_server_pod,
     "nodes": watched_objects.trim_node,
 }
+"""Kind → function that returns an object with only the fields to store."""
 
 
-def _report(name: str, error: BaseException) -> None:
-    """A watch that ended by an error of ours: its feed goes stale, and the log says why."""
-    log.error("%s ended by an error and is not restarted", name, exc_info=error)
+def _log_task_failure(name: str, error: BaseException) -> None:
+    """Logs a watch that ended because of a bug; its objects become out of date, so that planning stops."""
+    log.error(
+        "the task %r failed and is not restarted: no job is planned until this operator is restarted",
+        name,
+        exc_info=error,
+    )

@@ -1,7 +1,7 @@
-"""Reads holder addresses and revisions from the memory tier's DaemonSet.
+"""Reads the addresses and revisions of memory servers from the pods of the memory tier's DaemonSet.
 
-`places` and `pods` are pure; `newest` and `restart` touch the network. Called by each job's fabric and by the leader's
-rollout of the tier.
+`server_addresses` and `observe_server_pods` are pure; `newest_revision` and `restart_pod` call the API server. Used by
+each job's platform and by the leader's rollout of the tier.
 """
 
 from __future__ import annotations
@@ -23,55 +23,70 @@ from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServe
 Object = dict[str, Any]
 
 _REVISION = "controller-revision-hash"
+"""Label with a DaemonSet's revision, on its pods and on its ControllerRevisions."""
 _APPS = "/apis/apps/v1/namespaces"
 
 
 @dataclass(frozen=True, slots=True)
 class NewestRevision:
-    """The DaemonSet's target: `wanted` pods, all of `revision`."""
+    """The newest revision of the memory tier's DaemonSet."""
 
     uid: str
+    """UID of the DaemonSet."""
     revision: str
+    """The revision that all its pods should have."""
     wanted: int
+    """Number of nodes that should have a pod."""
 
 
 def server_addresses(
-    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: MemoryTierCredentials
+    pods: Iterable[Object], deleted_pods: Iterable[Object], domains: Mapping[str, str], access: MemoryTierCredentials
 ) -> tuple[MemoryServerAddress, ...]:
-    """Chooses one holder a server: a running one, else the newest.
+    """Chooses one address for each memory server: that of a running pod, else that of the newest pod.
 
-    `gone`: pods that were deleted.
+    Args:
+        pods: Pods of memory servers that exist.
+        deleted_pods: Such pods that were deleted lately.
+        domains: Node → failure domain; a node that is missing is a domain of its own.
+        access: Credentials of the memory servers.
     """
-    known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
-    known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
+    pods_and_deletion = [(pod, True) for pod in deleted_pods] + [(pod, False) for pod in pods]
+    pods_and_deletion.sort(key=lambda entry: str(entry[0]["metadata"].get("creationTimestamp")))
     chosen: dict[MemoryServerId, MemoryServerAddress] = {}
-    for pod, is_gone in known:
-        where = observations.node_of(pod) or ""
-        for place in observations.observe_servers(pod, is_gone, domains.get(where, where), access):
-            server = place.server_id
-            if place.running or not (server in chosen and chosen[server].running):
-                chosen[server] = place
+    for pod, is_deleted in pods_and_deletion:
+        node = observations.node_of(pod) or ""
+        for address in observations.observe_servers(pod, is_deleted, domains.get(node, node), access):
+            server = address.server_id
+            if address.running or not (server in chosen and chosen[server].running):
+                chosen[server] = address
     return tuple(chosen[server] for server in sorted(chosen))
 
 
 def observe_server_pods(
-    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: KubeletLiveness
+    pods: Iterable[Object], owner_uid: str, nodes: Collection[Object], kubelets: KubeletLiveness
 ) -> tuple[MemoryServerPod, ...]:
-    """Reads one DaemonSet's pods for the rollout."""
-    weighed = observations.without_mass_doubt(observations.observe_node(one, heard) for one in around)
-    known = {one.name: one for one in weighed}
-    return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
+    """Reads the pods of one DaemonSet for the rollout.
+
+    Args:
+        pods: Pods of memory servers.
+        owner_uid: UID of the DaemonSet; other pods are left out.
+        nodes: All nodes.
+        kubelets: Which kubelets have renewed their lease.
+    """
+    confirmed_nodes = observations.without_mass_doubt(observations.observe_node(node, kubelets) for node in nodes)
+    node_by_name = {node.name: node for node in confirmed_nodes}
+    return tuple(_observe_server_pod(pod, node_by_name) for pod in pods if _is_owned(pod, owner_uid))
 
 
-def _pod(pod: Object, known: Mapping[str, ObservedNode]) -> MemoryServerPod:
+def _observe_server_pod(pod: Object, node_by_name: Mapping[str, ObservedNode]) -> MemoryServerPod:
     metadata = pod["metadata"]
-    where = observations.node_of(pod) or ""
-    node = known.get(where)
+    node_name = observations.node_of(pod) or ""
+    node = node_by_name.get(node_name)
     return MemoryServerPod(
         name=metadata["name"],
         uid=metadata["uid"],
-        node=where,
-        domain=node.domain if node is not None else where,
+        node=node_name,
+        domain=node.domain if node is not None else node_name,
         revision=str((metadata.get("labels") or {}).get(_REVISION, "")),
         ready=observations.is_ready(pod),
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -81,28 +96,33 @@ def _pod(pod: Object, known: Mapping[str, ObservedNode]) -> MemoryServerPod:
 
 
 async def newest_revision(api: Api, namespace: str, name: str) -> NewestRevision | None:
-    """Reads the newest revision; None while the DaemonSet's controller has none."""
+    """Reads a DaemonSet's newest revision.
+
+    Returns None if the DaemonSet does not exist or its controller has not yet processed its newest version.
+    """
     try:
-        found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
+        daemon_set = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
     except ApiError as error:
         if error.code == 404:
             return None
         raise
-    status = found.get("status", {})
-    if status.get("observedGeneration") != found["metadata"]["generation"]:
+    status = daemon_set.get("status", {})
+    if status.get("observedGeneration") != daemon_set["metadata"]["generation"]:
         return None
-    uid = found["metadata"]["uid"]
-    wanted = ",".join(f"{key}={value}" for key, value in found["spec"]["selector"].get("matchLabels", {}).items())
-    listed = await api.get(f"{_APPS}/{namespace}/controllerrevisions", {"labelSelector": wanted})
-    revisions = [one for one in listed["items"] if _is_owned(one, uid)]
+    uid = daemon_set["metadata"]["uid"]
+    label_selector = ",".join(
+        f"{key}={value}" for key, value in daemon_set["spec"]["selector"].get("matchLabels", {}).items()
+    )
+    response = await api.get(f"{_APPS}/{namespace}/controllerrevisions", {"labelSelector": label_selector})
+    revisions = [revision for revision in response["items"] if _is_owned(revision, uid)]
     if not revisions:
         return None
-    last = max(revisions, key=lambda one: int(one["revision"]))
-    return NewestRevision(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
+    newest = max(revisions, key=lambda revision: int(revision["revision"]))
+    return NewestRevision(uid, newest["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
 
 
 async def restart_pod(api: Api, namespace: str, pod: MemoryServerPod) -> None:
-    """Deletes exactly this pod, so that its DaemonSet creates another."""
+    """Deletes this pod, if it still has its UID, so that the DaemonSet creates a new one."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
     try:
         await api.delete(api_objects.core_path(namespace, "pods", pod.name), options)
@@ -111,5 +131,5 @@ async def restart_pod(api: Api, namespace: str, pod: MemoryServerPod) -> None:
             raise
 
 
-def _is_owned(found: Object, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", ()))
+def _is_owned(item: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences", ()))

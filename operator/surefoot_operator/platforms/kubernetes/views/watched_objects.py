@@ -1,7 +1,7 @@
-"""Lists and watches all API objects of one kind.
+"""Mirrors all API objects of one kind by a list and a watch.
 
-Touches the network through `api_client`; owned by `cluster_cache`. Results of our own writes are applied at once, so that an
-observation after a write includes it.
+Owned by `cluster_cache`. The results of the operator's own writes are applied at once, so that an observation after a
+write includes it.
 """
 
 from __future__ import annotations
@@ -27,123 +27,145 @@ from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 log = logging.getLogger(__name__)
 
 
-# ---- fields that are kept of an object -------------------------------------------------------------------------------
-# Reduces API objects to the fields that anything here reads. Pure; called by `cluster_cache` for whatever it lists,
-# watches or learns. A worker's pod as the API server tells it takes 45 kB of memory, most of it managedFields and the
-# template that the job has too; ten thousand of them were half a gigabyte.
+# ---- trimmed objects -------------------------------------------------------------------------------------------------
+# Reduces API objects to the fields that the operator reads. Pure; called by `cluster_cache` for every object that it
+# stores. A worker's pod as sent by the API server takes 45 kB of memory, most of it managedFields and the pod template;
+# ten thousand of them took half a gigabyte.
 
 Object = dict[str, Any]
 
-_IDENTITY = (
+_METADATA_FIELDS = (
     "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "ownerReferences", "labels",
 )  # fmt: skip
-_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+_CONDITION_FIELDS = ("type", "status", "reason", "message", "lastTransitionTime")
 _POD_CONDITIONS = ("Ready", "PodScheduled", "DisruptionTarget")
-_CONTAINER_STATUS = ("name", "state", "containerID")
-_OF_MANY = frozenset(
+_CONTAINER_STATUS_FIELDS = ("name", "state", "containerID")
+_SHARED_TEXT_FIELDS = frozenset(
     ("namespace", "creationTimestamp", "nodeName", "phase", "type", "status", "reason", "lastTransitionTime")
 )
-"""What thousands of objects have in common: each such text is kept once."""
+"""Fields whose values are equal in thousands of objects; each distinct text is stored once."""
 
 
-def trim_worker_pod(found: Object) -> Object:
-    """Keeps what is read of a worker's pod."""
-    kept = _pod(found, ("nodeName",))
-    given = kept["metadata"].get("labels") or {}
-    own = {intern(name): intern(value) for name, value in given.items() if name.startswith(GROUP)}
-    kept["metadata"]["labels"] = own
-    return kept
+def trim_worker_pod(pod: Object) -> Object:
+    """Returns a worker's pod with only the fields that the operator reads."""
+    trimmed = _trim_pod(pod, ("nodeName",))
+    labels = trimmed["metadata"].get("labels") or {}
+    own_labels = {intern(name): intern(value) for name, value in labels.items() if name.startswith(GROUP)}
+    trimmed["metadata"]["labels"] = own_labels
+    return trimmed
 
 
-def trim_server_pod(found: Object) -> Object:
-    """Keeps what is read of a holder's pod."""
-    kept = _pod(found, ("nodeName", "containers"))
-    if "containers" in kept["spec"]:
-        kept["spec"]["containers"] = [_chosen(one, ("name", "ports")) for one in kept["spec"]["containers"]]
-    annotations = found["metadata"].get("annotations") or {}
+def trim_server_pod(pod: Object) -> Object:
+    """Returns a memory server's pod with only the fields that the operator reads."""
+    trimmed = _trim_pod(pod, ("nodeName", "containers"))
+    if "containers" in trimmed["spec"]:
+        trimmed["spec"]["containers"] = [
+            _select_fields(container, ("name", "ports")) for container in trimmed["spec"]["containers"]
+        ]
+    annotations = pod["metadata"].get("annotations") or {}
     if api_objects.HOLDER_TLS in annotations:
-        kept["metadata"]["annotations"] = {api_objects.HOLDER_TLS: annotations[api_objects.HOLDER_TLS]}
-    return kept
+        trimmed["metadata"]["annotations"] = {api_objects.HOLDER_TLS: annotations[api_objects.HOLDER_TLS]}
+    return trimmed
 
 
-def trim_node(found: Object) -> Object:
-    """Keeps what is read of a node."""
+def trim_node(node: Object) -> Object:
+    """Returns a node with only the fields that the operator reads."""
     return {
-        "metadata": _identity(found),
-        "spec": _chosen(found.get("spec") or {}, ("taints", "unschedulable")),
-        "status": _conditions(found.get("status") or {}),
+        "metadata": _trim_metadata(node),
+        "spec": _select_fields(node.get("spec") or {}, ("taints", "unschedulable")),
+        "status": _trim_conditions(node.get("status") or {}),
     }
 
 
-def trim_lease(found: Object) -> Object:
-    """Keeps which lease it is, and its last renewal."""
-    return {"metadata": _identity(found), "spec": _chosen(found.get("spec") or {}, ("renewTime",))}
+def trim_lease(lease: Object) -> Object:
+    """Returns a lease with only its metadata and the time of its last renewal."""
+    return {"metadata": _trim_metadata(lease), "spec": _select_fields(lease.get("spec") or {}, ("renewTime",))}
 
 
-def trim_managed_fields(found: Object) -> Object:
-    """Keeps everything but who wrote which field."""
-    if "managedFields" not in found["metadata"]:
-        return found
-    metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
-    return {**found, "metadata": metadata}
+def trim_managed_fields(item: Object) -> Object:
+    """Returns an object without managedFields, the record of which client wrote which field."""
+    if "managedFields" not in item["metadata"]:
+        return item
+    metadata = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
+    return {**item, "metadata": metadata}
 
 
-def _pod(found: Object, of_spec: Collection[str]) -> Object:
-    status = found.get("status") or {}
-    kept = {**_chosen(status, ("phase", "reason", "message", "podIP")), **_conditions(status, _POD_CONDITIONS)}
+def _trim_pod(pod: Object, spec_fields: Collection[str]) -> Object:
+    status = pod.get("status") or {}
+    trimmed_status = {
+        **_select_fields(status, ("phase", "reason", "message", "podIP")),
+        **_trim_conditions(status, _POD_CONDITIONS),
+    }
     for name in ("initContainerStatuses", "containerStatuses"):
         if name in status:
-            kept[name] = [_chosen(one, _CONTAINER_STATUS) for one in status[name]]
-    return {"metadata": _identity(found), "spec": _chosen(found.get("spec") or {}, of_spec), "status": kept}
+            trimmed_status[name] = [
+                _select_fields(container_status, _CONTAINER_STATUS_FIELDS) for container_status in status[name]
+            ]
+    return {
+        "metadata": _trim_metadata(pod),
+        "spec": _select_fields(pod.get("spec") or {}, spec_fields),
+        "status": trimmed_status,
+    }
 
 
-def _conditions(status: Object, types: Collection[str] = ()) -> Object:
-    """Those of these types, or all; without the moments that each heartbeat writes."""
+def _trim_conditions(status: Object, types: Collection[str] = ()) -> Object:
+    """Returns the conditions of these types, or all, without the times that every heartbeat changes."""
     if "conditions" not in status:
         return {}
-    wanted = (one for one in status["conditions"] if not types or one["type"] in types)
-    return {"conditions": [_chosen(one, _CONDITION) for one in wanted]}
+    conditions = (condition for condition in status["conditions"] if not types or condition["type"] in types)
+    return {"conditions": [_select_fields(condition, _CONDITION_FIELDS) for condition in conditions]}
 
 
-def _identity(found: Object) -> Object:
-    return _chosen(found["metadata"], _IDENTITY)
+def _trim_metadata(item: Object) -> Object:
+    return _select_fields(item["metadata"], _METADATA_FIELDS)
 
 
-def _chosen(found: Mapping[str, Any], names: Collection[str]) -> Object:
+def _select_fields(mapping: Mapping[str, Any], names: Collection[str]) -> Object:
     return {
-        name: intern(found[name]) if name in _OF_MANY and type(found[name]) is str else found[name]
+        name: intern(mapping[name]) if name in _SHARED_TEXT_FIELDS and type(mapping[name]) is str else mapping[name]
         for name in names
-        if name in found
+        if name in mapping
     }
 
 
 # ---- watched objects -------------------------------------------------------------------------------------------------
 
 OnEvent = Callable[[Object | None, Object | None], None]
-"""Old and new state of one object; None: it is not there."""
+"""Called with the old and the new state of one object; None: it does not exist."""
 TrimFunction = Callable[[Object], Object]
+"""Returns an object with only the fields to store."""
 
 WATCH_SECONDS = 30
-"""The server ends each watch after this: one that was cut without a word is noticed by then, not by TCP's patience."""
+"""Time after which the server ends each watch; a connection that broke unnoticed is detected by then."""
 SILENCE_SECONDS = WATCH_SECONDS + 5.0
+"""Time without any event after which a watch's connection counts as broken."""
 STALE_SECONDS = 45.0
+"""Time without contact to the server after which the mirrored objects count as out of date."""
 PAGE = 500
+"""Objects in one page of a list."""
 NOT_SERVED_SECONDS = 10.0
-"""An optional kind that is not served is asked for again after so long, and up to twice that."""
+"""Least time between two requests for an optional kind that is not served; the longest is twice that."""
 _BACKOFF = Backoff(0.1, 2.0)
 _MAX_TOMBSTONES = 4096
-_SHORT_SECONDS = 1.0
+"""UIDs of deleted objects that are remembered, the newest."""
+_MIN_WATCH_SECONDS = 1.0
+"""A watch that ends sooner than this is followed by a pause of this length."""
 
 
 class _WatchExpired(Exception):
-    """The watch cannot be continued from where it stood."""
+    """The watch cannot be continued from its resourceVersion; the objects must be listed again."""
 
 
 class WatchedObjects:
-    """Mirrors objects of one kind in `items`, by namespace and name.
+    """Mirrors the objects of one kind in `items`, by namespace and name, while `run` runs.
 
-    `run` until cancelled; `heard` is called in the loop after each change. `optional`: the server may not serve this
-    kind, or not let us see it, and may later: that is no fault. `kept`: reduces an object to what is kept.
+    Args:
+        api: The API server.
+        path: API path of the kind.
+        selector: Label selector of the objects; empty: all.
+        on_event: Called in the event loop after each change.
+        optional: Whether the server may not serve this kind, or not let this operator watch it, without a fault.
+        trim: Returns an object with only the fields to store.
     """
 
     def __init__(
@@ -151,35 +173,35 @@ class WatchedObjects:
         api: Api,
         path: str,
         selector: str,
-        heard: OnEvent,
+        on_event: OnEvent,
         optional: bool = False,
         kept: TrimFunction = trim_managed_fields,
     ) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
         self.synced, self.answered = asyncio.Event(), asyncio.Event()
-        """Set once it was listed; once the server has answered at all, be it with a refusal."""
+        """`synced`: set once the kind was listed. `answered`: set once the server has answered, even with an error."""
         self.answered_at = time.monotonic()
-        """When the server last answered: it may refuse, which no restart of ours would change."""
+        """Monotonic time of the server's last answer, even an error, which a restart of the operator would not change."""
         self.last_contact_seconds = self.contact_since_seconds = time.monotonic()
-        """When the server was last heard of, and since when it is without a break."""
+        """Monotonic times of the last event or list, and of the first one since the last interruption."""
         self.rejection = ""
-        """Why this kind is not served to us; empty: it is, for all that is known."""
-        self._optional, self._kept = optional, kept
-        self._broken = False
-        self._api, self._selector, self._on_event = api.unreported() if optional else api, selector, heard
-        self._version = ""
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
-        self._learned: set[str] = set()
-        """Uids of what was learned since the listing under way began: its pages may be from before."""
+        """Why the server does not let this operator watch the kind; empty: it does, or has not answered yet."""
+        self._optional, self._trim = optional, kept
+        self._was_interrupted = False
+        self._api, self._selector, self._on_event = api.unreported() if optional else api, selector, on_event
+        self._list_version = ""
+        self._deleted_uids: OrderedDict[str, None] = OrderedDict()
+        self._uids_of_own_writes: set[str] = set()
+        """UIDs of objects that own writes returned since the list under way began; its pages may lack them."""
 
     @property
     def is_synced(self) -> bool:
-        """Whether `items` is listed and the server was heard since."""
+        """Whether `items` was listed and the server was in contact recently, so that `items` is up to date."""
         return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
 
     def age_seconds(self) -> float:
-        """Seconds since the server was last heard."""
+        """Returns the seconds since the last event or list."""
         return time.monotonic() - self.last_contact_seconds
 
     async def run(self) -> None:
@@ -187,102 +209,110 @@ class WatchedObjects:
         failures = 0
         while True:
             try:
-                if not self._version:
+                if not self._list_version:
                     await self._list()
-                begin = time.monotonic()
+                start_seconds = time.monotonic()
                 await self._watch()
                 failures = 0
-                if time.monotonic() - begin < _SHORT_SECONDS:
-                    await asyncio.sleep(_SHORT_SECONDS)  # something between ends watches at once: no busy loop
+                if time.monotonic() - start_seconds < _MIN_WATCH_SECONDS:
+                    await asyncio.sleep(_MIN_WATCH_SECONDS)  # no busy loop if a proxy ends each watch at once
             except _WatchExpired:
-                self._version = ""  # listed anew at once: the server told us to
+                self._list_version = ""  # the server requests a new list; do it without a pause
             except PlatformError as error:
-                self._broken = True
+                self._was_interrupted = True
                 if self._optional and isinstance(error, ApiError) and error.code in (403, 404):
-                    self._without(error)
+                    self._record_unavailable(error)
                     await asyncio.sleep(NOT_SERVED_SECONDS * (1 + random.random()))
                     continue
                 if isinstance(error, ApiError):
                     self.rejection, self.answered_at = str(error), time.monotonic()
                     self.answered.set()
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
-                log.warning("%s; trying again", error)
-                # jitter: many operators must not come back to a restarted server at one moment
+                log.warning("watching %s failed and is retried: %s", self.path, error)
+                # jitter: many operators must not reconnect to a restarted server at the same moment
                 failures += 1
                 await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
-    def apply_write_result(self, found: Object) -> None:
-        """Applies an object that our own write returned, unless it is outdated."""
-        key, old = _key(found), self.items.get(_key(found))
-        # what the watch has passed and does not hold has ended meanwhile: learning it would raise a ghost
-        known = int(self._version or 0) if old is None else _version(old)
-        if _uid(found) in self._forgotten or known >= _version(found):
+    def apply_write_result(self, item: Object) -> None:
+        """Stores an object that an own write returned, unless it is outdated."""
+        key, old = _key_of(item), self.items.get(_key_of(item))
+        # an object that is older than the watch and not in `items` was deleted since: storing it would revive it
+        known_version = int(self._list_version or 0) if old is None else _version_of(old)
+        if _uid_of(item) in self._deleted_uids or known_version >= _version_of(item):
             return
-        self._learned.add(_uid(found))
-        self.items[key] = kept = self._kept(found)
-        self._on_event(old, kept)
+        self._uids_of_own_writes.add(_uid_of(item))
+        self.items[key] = trimmed = self._trim(item)
+        self._on_event(old, trimmed)
 
     def remove(self, namespace: str, name: str, uid: str) -> None:
-        """Removes an object that we deleted; late events cannot restore it."""
-        self._forgotten[uid] = None
-        while len(self._forgotten) > _MAX_TOMBSTONES:
-            self._forgotten.popitem(last=False)
+        """Removes an object that this operator has deleted; later events about it are ignored."""
+        self._deleted_uids[uid] = None
+        while len(self._deleted_uids) > _MAX_TOMBSTONES:
+            self._deleted_uids.popitem(last=False)
         old = self.items.get((namespace, name))
-        if old is not None and _uid(old) == uid:
+        if old is not None and _uid_of(old) == uid:
             del self.items[namespace, name]
             self._on_event(old, None)
 
-    def _without(self, error: ApiError) -> None:
-        """Nothing of this kind is there where nobody serves it; where we may not look, what was seen may be."""
-        why = "is its CustomResourceDefinition installed?" if error.code == 404 else "may the operator watch it?"
-        refusal = f"{error}; {why}"
-        if refusal != self.rejection:
-            log.warning("%s Asked again every %.0f s or more", refusal, NOT_SERVED_SECONDS)
-        self.rejection, self._version = refusal, ""
+    def _record_unavailable(self, error: ApiError) -> None:
+        """Records why an optional kind cannot be watched.
+
+        Drops its objects if the kind does not exist (404). If the operator may not watch it (403), they may still exist.
+        """
+        remedy = (
+            "install its CustomResourceDefinition"
+            if error.code == 404
+            else "give the operator the permission to watch it"
+        )
+        rejection = f"{error}; {remedy}"
+        if rejection != self.rejection:
+            log.warning("cannot watch %s: %s; trying again in %.0f s or more", self.path, rejection, NOT_SERVED_SECONDS)
+        self.rejection, self._list_version = rejection, ""
         for key in list(self.items) if error.code == 404 else ():
             self._on_event(self.items.pop(key), None)
 
     async def _list(self) -> None:
-        found: dict[tuple[str, str], Object] = {}
-        self._learned.clear()
-        query: dict[str, str | int] = {"limit": PAGE, **self._select()}
+        listed_items: dict[tuple[str, str], Object] = {}
+        self._uids_of_own_writes.clear()
+        query: dict[str, str | int] = {"limit": PAGE, **self._selector_query()}
         while True:
             page = await self._api.get(self.path, query)
-            there = (item for item in page["items"] if _uid(item) not in self._forgotten)
-            found |= {_key(item): self._kept(item) for item in there}
-            following = page["metadata"].get("continue")
-            if not following:
+            existing_items = (item for item in page["items"] if _uid_of(item) not in self._deleted_uids)
+            listed_items |= {_key_of(item): self._trim(item) for item in existing_items}
+            continue_token = page["metadata"].get("continue")
+            if not continue_token:
                 break
-            query["continue"] = following
-        self._version = page["metadata"]["resourceVersion"]
+            query["continue"] = continue_token
+        self._list_version = page["metadata"]["resourceVersion"]
         self._record_contact()
-        # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
+        # a newer version alone does not prove that an object exists: after the API server's store was restored from a
+        # backup, all mirrored objects are newer than the list
         newer = {
             key
             for key, item in self.items.items()
-            if _uid(item) in self._learned and _version(item) > int(self._version)
+            if _uid_of(item) in self._uids_of_own_writes and _version_of(item) > int(self._list_version)
         }
-        self._learned.clear()
-        for key in [key for key in self.items if key not in found and key not in newer]:
+        self._uids_of_own_writes.clear()
+        for key in [key for key in self.items if key not in listed_items and key not in newer]:
             self._on_event(self.items.pop(key), None)
-        for key, item in found.items():
+        for key, item in listed_items.items():
             if key not in newer:
-                self._take(item)
+                self._store_if_newer(item)
         self.synced.set()
         self.answered.set()
 
     async def _watch(self) -> None:
         query: dict[str, str | int] = {
-            "resourceVersion": self._version,
+            "resourceVersion": self._list_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": WATCH_SECONDS,
-            **self._select(),
+            **self._selector_query(),
         }
         try:
             async with aclosing(self._api.watch(self.path, query, SILENCE_SECONDS)) as events:
                 async for event in events:
                     self._record_contact()
-                    self._event(event["type"], event.get("object", {}))
+                    self._apply_event(event["type"], event.get("object", {}))
         except ApiError as error:
             if error.code == 410:
                 raise _WatchExpired from error
@@ -291,44 +321,44 @@ class WatchedObjects:
     def _record_contact(self) -> None:
         self.last_contact_seconds = self.answered_at = time.monotonic()
         self.rejection = ""
-        if self._broken:
-            self.contact_since_seconds, self._broken = self.last_contact_seconds, False
+        if self._was_interrupted:
+            self.contact_since_seconds, self._was_interrupted = self.last_contact_seconds, False
 
-    def _event(self, kind: str, found: Object) -> None:
+    def _apply_event(self, kind: str, item: Object) -> None:
         if kind == "ERROR":
-            if found.get("code") == 410:
+            if item.get("code") == 410:
                 raise _WatchExpired
-            self._version = ""
-            raise PlatformError(f"the watch of {self.path} was ended: {found.get('message')}")
+            self._list_version = ""
+            raise PlatformError(f"the API server ended the watch of {self.path}: {item.get('message')}")
         if kind == "OPEN":
             return
-        self._version = found["metadata"]["resourceVersion"]
+        self._list_version = item["metadata"]["resourceVersion"]
         if kind == "DELETED":
-            old = self.items.get(_key(found))
-            if old is not None and _uid(old) == _uid(found):
-                del self.items[_key(found)]
+            old = self.items.get(_key_of(item))
+            if old is not None and _uid_of(old) == _uid_of(item):
+                del self.items[_key_of(item)]
                 self._on_event(old, None)
-        elif kind != "BOOKMARK" and _uid(found) not in self._forgotten:
-            self._take(self._kept(found))
+        elif kind != "BOOKMARK" and _uid_of(item) not in self._deleted_uids:
+            self._store_if_newer(self._trim(item))
 
-    def _take(self, found: Object) -> None:
-        old = self.items.get(_key(found))
-        if old is None or _version(old) < _version(found) or _uid(old) != _uid(found):
-            self.items[_key(found)] = found
-            self._on_event(old, found)
+    def _store_if_newer(self, item: Object) -> None:
+        old = self.items.get(_key_of(item))
+        if old is None or _version_of(old) < _version_of(item) or _uid_of(old) != _uid_of(item):
+            self.items[_key_of(item)] = item
+            self._on_event(old, item)
 
-    def _select(self) -> dict[str, str | int]:
+    def _selector_query(self) -> dict[str, str | int]:
         return {"labelSelector": self._selector} if self._selector else {}
 
 
-def _key(found: Object) -> tuple[str, str]:
-    return found["metadata"].get("namespace", ""), found["metadata"]["name"]
+def _key_of(item: Object) -> tuple[str, str]:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
-def _uid(found: Object) -> str:
-    return str(found["metadata"]["uid"])
+def _uid_of(item: Object) -> str:
+    return str(item["metadata"]["uid"])
 
 
-def _version(found: Object) -> int:
-    # ordered numbers in every server that keeps them in etcd, and promised to be since Kubernetes 1.35
-    return int(found["metadata"]["resourceVersion"])
+def _version_of(item: Object) -> int:
+    # resource versions are ordered numbers in every server with etcd; Kubernetes 1.35 and later guarantee it
+    return int(item["metadata"]["resourceVersion"])

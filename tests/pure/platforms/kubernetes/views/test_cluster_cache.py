@@ -63,7 +63,7 @@ class Cluster:
             "resourceVersion": str(self.version),
             "labels": {"rack": f"r{number % 3}"},
         }
-        self.cache.nodes._event("MODIFIED", {"metadata": metadata, "spec": spec, "status": {"conditions": [said]}})
+        self.cache.nodes._apply_event("MODIFIED", {"metadata": metadata, "spec": spec, "status": {"conditions": [said]}})
 
     def holder(self, number: int, address: str = "10.0.0.1", event: str = "MODIFIED") -> None:
         self.version += 1
@@ -71,7 +71,7 @@ class Cluster:
         server = {"name": "redis", "containerID": "c1", "state": {"running": {}}}
         status = {"podIP": address, "phase": "Running", "containerStatuses": [server]}
         spec = {"nodeName": f"n{number:03d}", "containers": [{"name": "redis"}]}
-        self.cache.servers._event(event, {"metadata": metadata, "spec": spec, "status": status})
+        self.cache.servers._apply_event(event, {"metadata": metadata, "spec": spec, "status": status})
 
     def look(self, key: str = "rack", signals: NodeSignals = KNOWN_SIGNALS) -> Any:
         """What every job sees, which is one and the same."""
@@ -178,7 +178,7 @@ def test_what_is_kept_of_who_was_heard_is_what_looking_again_would_say(seed: int
             leases.record_change(old, {"metadata": {"name": name}, "spec": {"renewTime": str(there[name])}}, now)
         heard_at = max(heard_at, now - chance.choice((0.0, 0.0, 3.0)))  # what was heard stays heard
         anew = NodeLeases()
-        anew._known, anew._renewals = leases._known, leases._renewals
+        anew._unchanged_since, anew._renewals = leases._unchanged_since, leases._renewals
         assert leases.classify(since, heard_at) == anew.classify(since, heard_at)
 
 
@@ -232,40 +232,40 @@ EVERYBODY = list(range(JOBS_CACHE_WAKES))
 def test_a_kubelets_heartbeat_wakes_nobody_and_is_compared_once(monkeypatch: Any) -> None:
     compared = []
     marks = caching.observations.plan_fields
-    monkeypatch.setitem(cast(Any, caching._READ), "nodes", lambda one: compared.append(one) or marks(one))
+    monkeypatch.setitem(cast(Any, caching._PLAN_FIELDS), "nodes", lambda one: compared.append(one) or marks(one))
     cluster = ClusterCacheWakes()
-    cluster.cache.nodes._event("ADDED", node(1))
+    cluster.cache.nodes._apply_event("ADDED", node(1))
     assert cluster.woken() == EVERYBODY
-    cluster.cache.nodes._event("MODIFIED", node(2))
+    cluster.cache.nodes._apply_event("MODIFIED", node(2))
     assert cluster.woken() == []
     assert len(compared) == 2
-    cluster.cache.nodes._event("MODIFIED", node(3, unschedulable=True))
+    cluster.cache.nodes._apply_event("MODIFIED", node(3, unschedulable=True))
     assert cluster.woken() == EVERYBODY
 
 
 def test_a_holders_pod_wakes_whoever_reads_what_changed_of_it() -> None:
     cluster = ClusterCacheWakes()
-    cluster.cache.servers._event("ADDED", holder(1))
+    cluster.cache.servers._apply_event("ADDED", holder(1))
     assert cluster.woken() == EVERYBODY
-    cluster.cache.servers._event("MODIFIED", holder(2, restartCount=0))
+    cluster.cache.servers._apply_event("MODIFIED", holder(2, restartCount=0))
     assert cluster.woken() == []
     for version, changed in enumerate((holder(3, "False"), holder(4), holder(5, containerID="c2")), 3):
         changed["metadata"]["resourceVersion"] = str(version)
-        cluster.cache.servers._event("MODIFIED", changed)
+        cluster.cache.servers._apply_event("MODIFIED", changed)
         assert cluster.woken() == EVERYBODY
-    cluster.cache.servers._event("DELETED", holder(6))
+    cluster.cache.servers._apply_event("DELETED", holder(6))
     assert cluster.woken() == EVERYBODY
 
 
 def test_a_pod_and_a_job_wake_their_own_reconciler_alone() -> None:
     cluster = ClusterCacheWakes()
-    cluster.cache.workers._event("ADDED", worker("uid-7", 1))
+    cluster.cache.workers._apply_event("ADDED", worker("uid-7", 1))
     assert cluster.woken() == [7]
-    cluster.cache.workers._event(
+    cluster.cache.workers._apply_event(
         "MODIFIED", worker("uid-8", 2) | {"metadata": worker("uid-8", 2)["metadata"] | {"name": "w-uid-7"}}
     )
     assert cluster.woken() == [7, 8], "one that changes hands concerns both"
-    cluster.cache.jobs._event(
+    cluster.cache.jobs._apply_event(
         "ADDED", {"metadata": {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3"}}
     )
     assert cluster.woken() == [3]
@@ -275,12 +275,12 @@ def test_what_a_person_asks_beside_the_spec_wakes_as_well() -> None:
     """An annotation makes no new generation."""
     cluster = ClusterCacheWakes()
     metadata = {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3", "generation": 1}
-    cluster.cache.jobs._event("ADDED", {"metadata": metadata})
+    cluster.cache.jobs._apply_event("ADDED", {"metadata": metadata})
     cluster.woken()
-    cluster.cache.jobs._event("MODIFIED", {"metadata": {**metadata, "resourceVersion": "4"}, "status": {"step": 1}})
+    cluster.cache.jobs._apply_event("MODIFIED", {"metadata": {**metadata, "resourceVersion": "4"}, "status": {"step": 1}})
     assert cluster.woken() == []
     asked = {**metadata, "resourceVersion": "5", "annotations": {ROLLBACK: "1/30"}}
-    cluster.cache.jobs._event("MODIFIED", {"metadata": asked})
+    cluster.cache.jobs._apply_event("MODIFIED", {"metadata": asked})
     assert cluster.woken() == [3]
 
 
@@ -288,7 +288,7 @@ def test_nobody_is_listened_for_once_he_is_gone() -> None:
     cluster = ClusterCacheWakes()
     asyncio.run(cluster.fabrics[0].close())
     cluster.woken()
-    cluster.cache.nodes._event("ADDED", node(1))
+    cluster.cache.nodes._apply_event("ADDED", node(1))
     assert cluster.woken() == EVERYBODY[1:]
     assert ("pods", "uid-0") not in cluster.cache._listeners
 
@@ -357,14 +357,14 @@ def pod_gone_holders(number: int, version: int) -> dict[str, Any]:
 def test_a_holder_that_is_gone_is_forgotten_after_a_while_or_when_another_comes() -> None:
     cache = ClusterCache(cast(Api, None))
     for number in range(2000):
-        cache.servers._event("ADDED", pod_gone_holders(number, 100 + 2 * number))
-        cache.servers._event("DELETED", pod_gone_holders(number, 101 + 2 * number))
+        cache.servers._apply_event("ADDED", pod_gone_holders(number, 100 + 2 * number))
+        cache.servers._apply_event("DELETED", pod_gone_holders(number, 101 + 2 * number))
     assert len(cache.gone_servers) == 2000
-    cache.servers._event("ADDED", pod_gone_holders(7, 10_000))
+    cache.servers._apply_event("ADDED", pod_gone_holders(7, 10_000))
     now = time.monotonic()
     cache.forget_gone_servers(now)
     assert len(cache.gone_servers) == 1999, "every job has yet to see that they are gone"
     cache.forget_gone_servers(now + DELETED_RETENTION_SECONDS + 1)
     assert cache.gone_servers == {}
-    cache.servers._event("DELETED", pod_gone_holders(7, 10_001))
+    cache.servers._apply_event("DELETED", pod_gone_holders(7, 10_001))
     assert list(cache.gone_servers) == ["node-7"]
