@@ -1,8 +1,7 @@
-"""Reads one checkpoint into memory at any world size, every byte verified.
+"""Reads one checkpoint into memory at any world size and verifies every byte.
 
-One reader a rank and restore.
-`values` and `read` raise Unreadable only after every copy answered and failed; a silent tier is waited for. `heal`
-afterwards rewrites what was found damaged.
+Each rank uses one reader per restore. `values` and `read` raise Unreadable only after every copy answered and failed;
+they wait for a tier that does not answer. Afterwards, `heal` rewrites the parts that were found damaged.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 # ---- checkpoint layouts ----------------------------------------------------------------------------------------------
-# Loads the layouts of one checkpoint's ranks, as few as needed. One record tells most or all of the others
-# (`format.layouts`); where it does not, records are read, in the end all of them.
+# Loads the layouts of one checkpoint's ranks, with as few reads as possible. Most or all layouts can be derived from one
+# record (`format.layouts`); where that fails, further records are read, in the worst case all of them.
 
 
 class LayoutCache:
-    """Reads and derives layouts, and caches them; for one thread."""
+    """Reads or derives the layouts of a checkpoint's ranks, and caches them; for one thread."""
 
     def __init__(self, copies: CopySelector) -> None:
         self._copies = copies
@@ -47,91 +46,92 @@ class LayoutCache:
         self._by_digest: dict[str, Stream] = {}
         self._read_all = False
         self.records_read = 0
-        """How many layout records this took."""
+        """Number of layout records read."""
 
     def stream(self, rank: int) -> Stream:
-        """One rank's stream, derived from a known family, else read."""
+        """Returns one rank's stream, derived from a family if possible, otherwise read."""
         if rank not in self._streams:
-            self._streams[rank] = self._stream_from_known(rank) or self._read(rank)
+            self._streams[rank] = self._derive_stream(rank) or self._read_record(rank)
         return self._streams[rank]
 
     def all(self) -> Mapping[int, Stream]:
-        """Every rank's stream, each from its record."""
+        """Returns every rank's stream, reading the records of those that are not cached."""
         for rank in range(self._copies.world_size):
             if rank not in self._streams:
-                self._streams[rank] = self._read(rank)
+                self._streams[rank] = self._read_record(rank)
         return self._streams
 
     def tensors(self, own: int, every: bool = False) -> dict[str, TensorLayout]:
-        """Lists the checkpoint's tensors by name, with those local to rank `own`.
+        """Lists the checkpoint's tensors by name, including those that are private to rank `own`.
 
-        Families are enough for most; `every` reads all records.
+        Families usually suffice for that; `every` reads all records.
         """
-        found: dict[str, TensorLayout] = {}
-        while self._next_family():
+        tensors_by_name: dict[str, TensorLayout] = {}
+        while self._read_next_family():
             pass
         if own < self._copies.world_size:
-            found |= {t.name: t for t in self.stream(own).layout.tensors}
-        streams = [f.layout for f in self._families if not every] or [s.layout for s in self.all().values()]
-        for layout in streams:
+            tensors_by_name |= {t.name: t for t in self.stream(own).layout.tensors}
+        layouts = [f.layout for f in self._families if not every] or [s.layout for s in self.all().values()]
+        for layout in layouts:
             for tensor in layout.tensors:
-                found.setdefault(tensor.name, tensor)
-        return found
+                tensors_by_name.setdefault(tensor.name, tensor)
+        return tensors_by_name
 
     def plan(self, wanted: Sequence[WantedBox]) -> ReadPlan:
-        """Plans the reads from the layouts of the ranks that families name.
+        """Plans the reads from the layouts of the ranks that families name, or else of all ranks.
 
-        If those do not suffice, from all. Raises StateMismatch where the checkpoint lacks what is wanted.
+        Raises StateMismatch if the checkpoint lacks a wanted element.
         """
         try:
-            ranks = self._ranks(wanted)
+            ranks = self._saving_ranks(wanted)
             if ranks is not None:
                 return plan(wanted, {rank: self.stream(rank) for rank in sorted(ranks)})
         except StateMismatch:
-            pass  # said again, of the whole checkpoint, if it is true
+            pass  # the plan of the whole checkpoint below raises it again if it is true
         return plan(wanted, self.all())
 
-    def _ranks(self, wanted: Sequence[WantedBox]) -> set[int] | None:
-        """Ranks that saved part of what is wanted; None where no family covers some tensor."""
-        found: set[int] = set()
-        for want in wanted:
+    def _saving_ranks(self, boxes: Sequence[WantedBox]) -> set[int] | None:
+        """Returns the ranks that saved parts of the wanted boxes; None if no family has one of the tensors."""
+        ranks: set[int] = set()
+        for want in boxes:
             family = self._family_of(want.name)
             if family is None:
-                owner = _owner(want.name)
+                owner = _private_owner(want.name)
                 if owner is None or owner >= self._copies.world_size:
                     return None
-                found.add(owner)
+                ranks.add(owner)
                 continue
-            found |= family.savers(want.name, want.box) or {family.of}
-        return found
+            ranks |= family.savers(want.name, want.box) or {family.of}
+        return ranks
 
     def _family_of(self, name: str) -> LayoutFamily | None:
-        if _owner(name) is not None:
+        if _private_owner(name) is not None:
             return None
         while True:
             for family in self._families:
                 if name in family:
                     return family
-            if not self._next_family():
+            if not self._read_next_family():
                 return None
 
-    def _next_family(self) -> bool:
-        """Reads the layout of the first rank that no known family describes; False if none helps."""
+    def _read_next_family(self) -> bool:
+        """Reads the layout of the first rank that no family describes; False if that gives no further family."""
         if self._read_all:
             return False
-        world = self._copies.world_size
-        known = any(family.everywhere(world) for family in self._families)
-        rank = None if known else next((r for r in range(world) if not any(f.has(r) for f in self._families)), None)
+        world_size = self._copies.world_size
+        is_complete = any(family.everywhere(world_size) for family in self._families)
+        undescribed_ranks = (r for r in range(world_size) if not any(f.has(r) for f in self._families))
+        rank = None if is_complete else next(undescribed_ranks, None)
         if rank is not None:
-            stream = self._streams[rank] = self._read(rank)
+            stream = self._streams[rank] = self._read_record(rank)
             if stream.layout.spread is not None:
                 self._families.append(LayoutFamily(stream.layout, rank))
                 return True
-            self._families.clear()  # one rank's tensors follow no rule: all records are read
+            self._families.clear()  # a rank's tensors follow no rule, so all records must be read
         self._read_all = True
         return False
 
-    def _stream_from_known(self, rank: int) -> Stream | None:
+    def _derive_stream(self, rank: int) -> Stream | None:
         name = self._copies.manifest(rank).layout
         if name in self._by_digest:
             return self._by_digest[name]
@@ -140,134 +140,141 @@ class LayoutCache:
                 try:
                     stream = family.stream(rank)
                 except (ValueError, ProtocolError, StateMismatch):
-                    continue  # a record that says nonsense is no reason not to read the right one
+                    continue  # the family's record contradicts itself: read this rank's own record instead
                 if stream.digest == name:
                     self._by_digest[name] = stream
                     return stream
         return None
 
-    def _read(self, rank: int) -> Stream:
+    def _read_record(self, rank: int) -> Stream:
         name = self._copies.manifest(rank).layout
         if name not in self._by_digest:
             try:
                 self._by_digest[name], _ = self._copies.first_good(rank, "layout", stream_from)
             except Unreadable:
-                found = self._copies.read_from_any(rank, stream_from)
-                if found is None:
+                stream = self._copies.read_from_any(rank, stream_from)
+                if stream is None:
                     raise
-                self._by_digest[name] = found
+                self._by_digest[name] = stream
             self.records_read += 1
         return self._by_digest[name]
 
 
-def _owner(name: str) -> int | None:
-    """The rank that keeps this tensor to itself."""
-    first, _, rest = name.partition("/")
-    number = rest.partition("/")[0]
-    return int(number) if first == "local" and number.isdecimal() else None
+def _private_owner(name: str) -> int | None:
+    """Returns the rank to which a tensor is private, from its name "local/RANK/…"; None: it is private to none."""
+    prefix, _, remainder = name.partition("/")
+    rank_text = remainder.partition("/")[0]
+    return int(rank_text) if prefix == "local" and rank_text.isdecimal() else None
 
 
 # ---- rewriting damaged parts -----------------------------------------------------------------------------------------
-# Rewrites damaged copies from good ones after a restore. A part is written again only with its own bytes, verified once
-# more, so doing it twice, or on several ranks at once, is harmless. What cannot be healed here is told, and left to
-# repair.
+# Rewrites damaged copies from intact ones after a restore. A part is only ever rewritten with its own bytes, which are
+# verified again, so healing twice, or on several ranks at once, is harmless. Damage that cannot be healed is logged, and
+# left to the repair.
 
 
 def heal(copies: CopySelector, stream_of: Callable[[int], Stream], writer_epoch: int) -> list[str]:
-    """A sentence for each damage: what, where, and whether it is healed."""
-    told = []
-    # a tier cuts its parts by the layout and takes chunks by the digest table: without these it takes none
-    found = sorted(copies.damages(), key=lambda damage: (damage.part != "layout", damage.part != "digest table"))
-    for damage in [*found, *copies.damaged_entries()]:
+    """Rewrites damaged parts from intact copies; returns a sentence for each: the part, its place and the outcome."""
+    sentences = []
+    # Layout and digest table first: a tier needs them to divide a save into parts and to accept its chunks.
+    damages = sorted(copies.damages(), key=lambda damage: (damage.part != "layout", damage.part != "digest table"))
+    for damage in [*damages, *copies.damaged_entries()]:
         source = copies.sources[damage.source]
-        what = f"{damage.part} of {damage.save} at {source.name} was damaged or missing"
+        fault = f"{damage.part} of {damage.save} at {source.name} was damaged or missing"
         if not source.heals:
-            told.append(f"{what}; it was read from another copy and is left as it is")
+            sentences.append(f"{fault}; it was read from another copy, and this one is not changed")
             continue
         try:
-            _rewrite(copies, stream_of(damage.save.rank), damage, writer_epoch)
+            _rewrite_part(copies, stream_of(damage.save.rank), damage, writer_epoch)
         except SurefootError as problem:
             metrics.fallbacks.labels("heal_failed").inc()
-            told.append(f"{what}; it was read from another copy, and rewriting it failed: {problem}")
+            sentences.append(f"{fault}; it was read from another copy, but rewriting it failed: {problem}")
         else:
             metrics.fallbacks.labels("healed").inc()
-            told.append(f"{what}; it was read from another copy and is healed")
-    for sentence in told:
+            sentences.append(f"{fault}; it was read from another copy and is healed")
+    for sentence in sentences:
         log.warning("%s", sentence)
-    return told
+    return sentences
 
 
-def _rewrite(copies: CopySelector, stream: Stream, damage: Damage, writer_epoch: int) -> None:
+def _rewrite_part(copies: CopySelector, stream: Stream, damage: Damage, writer_generation: int) -> None:
     save, rank = damage.save, damage.save.rank
     target = copies.connections.connection_to(damage.source)
     manifest = copies.manifest(rank)
     if damage.part != "index entry" and all(m.save != save for m in target.manifests()):
-        raise ChunkMissing(f"{target.name} has dropped {save} meanwhile")
+        raise ChunkMissing(f"{target.name} has deleted {save} in the meantime")
     match damage.part.split():
         case ["layout"]:
             target.put_layout(manifest.layout, stream.text)
             if isinstance(target, SupportsLayoutCopies):
-                target.commit(manifest, writer_epoch, stream.layout.chunk_lengths())  # which writes the save's own
+                target.commit(
+                    manifest, writer_generation, stream.layout.chunk_lengths()
+                )  # writes the save's own copy of it
         case ["values"]:
             values, _ = copies.first_good(rank, damage.part, values_from)
             target.put_values(save, values)
         case ["digest", "table"]:
             table, _ = copies.first_good(rank, damage.part, table_from)
             target.put_digests(save, table)
-        case ["chunk", number]:
-            target.put_chunk(save, int(number), _good_chunk(copies, stream, rank, int(number)))
+        case ["chunk", index]:
+            target.put_chunk(save, int(index), _read_intact_chunk(copies, stream, rank, int(index)))
         case _:
-            target.commit(manifest, writer_epoch, stream.layout.chunk_lengths())
+            target.commit(manifest, writer_generation, stream.layout.chunk_lengths())
 
 
-def _good_chunk(copies: CopySelector, stream: Stream, rank: int, number: int) -> memoryview:
+def _read_intact_chunk(copies: CopySelector, stream: Stream, rank: int, index: int) -> memoryview:
     table, _ = copies.first_good(rank, "digest table", table_from)
-    read = partial(_chunk, stream=stream, table=table, number=number)
-    data, _ = copies.first_good(rank, f"chunk {number}", read)
+    read = partial(_read_chunk, stream=stream, table=table, index=index)
+    data, _ = copies.first_good(rank, f"chunk {index}", read)
     return data
 
 
-def _chunk(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, number: int) -> memoryview:
-    return chunk_from(tier, manifest, stream, table, number)
+def _read_chunk(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:
+    return chunk_from(tier, manifest, stream, table, index)
 
 
 # ---- reader ----------------------------------------------------------------------------------------------------------
 
 _MIN_LOGGED_RATIO = 0.01
-"""Of the bytes, for a source to be named."""
+"""Smallest share of the bytes with which a source is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """`reader` is the rank that reads: readers balance over copies by it."""
+    """Settings of a `CheckpointReader`."""
 
     reader: int = 0
+    """The rank that reads, by which readers distribute themselves over copies."""
     threads: int = 4
-    """At most; there are no more than sources to read from, or two."""
+    """Largest number of threads; there are never more than sources to read from, or two."""
     patience_seconds: float | None = None
-    """How long to wait for tiers that do not answer, from the last answer; None waits until this process is killed (the
+    """How long after the last answer to wait for tiers that do not answer; None: until this process is killed (the
     operator decides)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
-    """Reports a read's bytes, sources and number of damaged parts."""
+    """The result of a read."""
 
     read_bytes: int
+    """Bytes read, including those that peers read."""
     by_kind: Mapping[str, int]
+    """Bytes by kind of source: staging, memory, persistent or peer."""
     fallbacks: int
+    """Number of damaged or missing parts that were read from another copy."""
     peers_kinds: frozenset[str] = frozenset()
+    """Kinds of sources from which the peers read."""
 
     @property
     def source(self) -> str:
         """Names the tiers that the bytes came from (`protocol.checkpoints.save_state`).
 
-        What peers read counts for the tier they had it from. A tier that gave next to nothing (counters that every rank
-        has) is left out, except the persistent one.
+        Bytes from peers count for the tier from which the peers read them. A tier with almost no bytes (counters that
+        every rank has) is omitted, except the persistent one.
         """
-        least = sum(self.by_kind.values()) * _MIN_LOGGED_RATIO
-        named = {kind for kind, size in self.by_kind.items() if size and (size >= least or kind == "persistent")}
-        return join_sources((named - {PEER}) | self.peers_kinds) or "none"
+        min_bytes = sum(self.by_kind.values()) * _MIN_LOGGED_RATIO
+        kinds = {kind for kind, size in self.by_kind.items() if size and (size >= min_bytes or kind == "persistent")}
+        return join_sources((kinds - {PEER}) | self.peers_kinds) or "none"
 
 
 class CheckpointReader:
@@ -280,7 +287,14 @@ class CheckpointReader:
         options: ReadOptions | None = None,
         staged: Mapping[int, StagedStream] | None = None,
     ) -> None:
-        """`staged`: streams of rank saves in this machine's own memory, read first and verified like any other."""
+        """Creates a reader.
+
+        Args:
+            checkpoint: The checkpoint to read.
+            catalogue: The copies.
+            options: None: the defaults.
+            staged: Saves in this machine's staging memory by rank, read first and verified like any other copy.
+        """
         self._staged = staged or {}
         self._options = options or ReadOptions()
         self._copies = CopySelector(checkpoint, catalogue, self._options.reader, self._options.patience_seconds)
@@ -296,93 +310,94 @@ class CheckpointReader:
         self.close()
 
     def close(self) -> None:
+        """Ends all waits and closes the connections."""
         self._copies.stop()
         self._copies.connections.close()
 
     @property
     def world_size(self) -> int:
-        """Ranks of the world that saved it."""
+        """World size with which the checkpoint was saved."""
         return self._copies.world_size
 
     def manifest(self, rank: int) -> RankManifest:
         return self._copies.manifest(rank)
 
     def values(self, rank: int) -> bytes:
-        """The blob of plain values of one rank."""
-        values, number = self._copies.first_good(rank, "values", values_from)
-        metrics.restore_bytes.labels(self._copies.sources[number].kind).inc(len(values))
+        """Reads the plain values of one rank (JSON)."""
+        values, index = self._copies.first_good(rank, "values", values_from)
+        metrics.restore_bytes.labels(self._copies.sources[index].kind).inc(len(values))
         return values
 
     def plan(self, destinations: Sequence[Destination]) -> ReadPlan:
-        """Plans what `read` would read.
-
-        Raises StateMismatch where the checkpoint lacks what is wanted.
-        """
+        """Plans the reads that `read` would make; raises StateMismatch if the checkpoint lacks a wanted element."""
         return self.layouts.plan([d.wanted_box() for d in destinations])
 
     def read(self, destinations: Sequence[Destination], common: Sequence[CommonDestinations] = ()) -> ReadSummary:
         """Fills the destinations.
 
-        `common`: those that other ranks want too and share the reading of; each in one group at most. Raises the first
-        error of any thread; what was placed by then is undefined.
+        Args:
+            destinations: Where to write; a destination may be in one group of `common` at most.
+            common: Groups of destinations that other ranks want too, and whose reads they share.
+
+        Raises:
+            SurefootError: The first error of any thread; the content of the destinations is undefined then.
         """
-        began = time.monotonic()
-        shared = {number for one in common for number in one.numbers}
-        alone = self._reading([d for number, d in enumerate(destinations) if number not in shared])
-        together = [self._reading([destinations[number] for number in one.numbers]) for one in common]
+        start = time.monotonic()
+        # Plan the destinations that only this rank reads, and those of each group.
+        shared_numbers = {index for group in common for index in group.numbers}
+        own_reading = self._plan_reads([d for index, d in enumerate(destinations) if index not in shared_numbers])
+        group_readings = [self._plan_reads([destinations[index] for index in group.numbers]) for group in common]
+        # Exchange in the order of all groups, and before any direct read, because peers wait.
         outcomes = [
-            self._exchanged(reading, one.peers) for reading, one in zip(together, common, strict=True)
-        ]  # in the order of all groups, and before anybody reads alone: peers wait
-        left = [replace(r, ranges=tuple(o.missing)) for r, o in zip(together, outcomes, strict=True)]
-        by_kind = sum((Counter(o.by_kind) for o in outcomes), Counter(self._fetched(alone)))
-        for reading in left:
-            by_kind += self._fetched(reading)
-        seconds = time.monotonic() - began
+            self._run_exchange(reading, group.peers) for reading, group in zip(group_readings, common, strict=True)
+        ]
+        # Read the unshared parts, and those that the exchanges did not bring, directly.
+        remaining = [replace(r, ranges=tuple(o.missing)) for r, o in zip(group_readings, outcomes, strict=True)]
+        by_kind = sum((Counter(o.by_kind) for o in outcomes), Counter(self._fetch(own_reading)))
+        for reading in remaining:
+            by_kind += self._fetch(reading)
+        seconds = time.monotonic() - start
         for kind, size in by_kind.items():
             metrics.restore_bytes.labels(kind).inc(size)
-        everything = [alone, *together]
-        restored = ReadSummary(
-            read_bytes=sum(r.length for reading in everything for r in reading.ranges),
+        summary = ReadSummary(
+            read_bytes=sum(r.length for reading in [own_reading, *group_readings] for r in reading.ranges),
             by_kind=dict(by_kind),
             fallbacks=len(self._copies.damages()),
             peers_kinds=frozenset().union(*(o.peers_kinds for o in outcomes)),
         )
-        metrics.restore_seconds.labels(restored.source).observe(seconds)
-        return restored
+        metrics.restore_seconds.labels(summary.source).observe(seconds)
+        return summary
 
     def heal(self, writer_epoch: int) -> list[str]:
-        """Rewrites damaged parts from good copies; returns a sentence for each.
-
-        Never raises.
-        """
+        """Rewrites damaged parts from intact copies; returns a sentence for each. Errors are in the sentences."""
         return heal(self._copies, self.layouts.stream, writer_epoch)
 
-    def _reading(self, destinations: Sequence[Destination]) -> PlannedReads:
-        wanted = tuple(d.wanted_box() for d in destinations)
-        planned = self.layouts.plan(wanted)
-        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
-        return PlannedReads(wanted, planned.ranges, parts, tuple(placer_of(d) for d in destinations))
+    def _plan_reads(self, destinations: Sequence[Destination]) -> PlannedReads:
+        boxes = tuple(d.wanted_box() for d in destinations)
+        read_plan = self.layouts.plan(boxes)
+        parts = {rank: self._saved_part(rank) for rank in {r.rank for r in read_plan.ranges}}
+        return PlannedReads(boxes, read_plan.ranges, parts, tuple(placer_of(d) for d in destinations))
 
-    def _exchanged(self, reading: PlannedReads, peers: Peers) -> ExchangeOutcome:
+    def _run_exchange(self, reading: PlannedReads, peers: Peers) -> ExchangeOutcome:
         try:
             return Exchange(self._copies, reading, peers).run(self._options.threads)
         finally:
             peers.close()
 
-    def _fetched(self, reading: PlannedReads) -> Counter[str]:
+    def _fetch(self, reading: PlannedReads) -> Counter[str]:
         fetch = Fetch(self._copies, reading.parts, reading.placers, reading.ranges)
         fetch.run(self._options.threads)
         return Counter(fetch.by_kind)
 
-    def _part(self, rank: int) -> SavedPart:
+    def _saved_part(self, rank: int) -> SavedPart:
         stream, staged = self.layouts.stream(rank), self._staged.get(rank)
         if staged is not None and (staged.layout, len(staged.stream)) != (stream.digest, stream.layout.stream_bytes):
             staged = None
         if staged is None:
-            return SavedPart(stream, self._table(rank))
-        return SavedPart(stream, self._table(rank), staged.stream, staged.own)
+            return SavedPart(stream, self._digest_table(rank))
+        return SavedPart(stream, self._digest_table(rank), staged.stream, staged.own)
 
-    def _table(self, rank: int) -> bytes:
+    def _digest_table(self, rank: int) -> bytes:
         if rank not in self._tables:
             self._tables[rank], _ = self._copies.first_good(rank, "digest table", table_from)
         return self._tables[rank]
