@@ -75,7 +75,7 @@ def sent(server: RunningServer, number: signal.Signals) -> None:
 def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
         node = ServersWatch(settings_of(servers, tmp_path))
-        assert node.reason.splitlines() == [f"server {n}: nobody was asked yet" for n in range(3)]
+        assert node.reason.splitlines() == [f"server {n}: it was not polled yet" for n in range(3)]
         with node.watching():
             until(lambda: not node.reason)
             assert all(one.filled_bytes > FILLED for one in node.states)
@@ -85,7 +85,9 @@ def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> Non
             found = figures(node.states)
     assert found["surefoot_memory_server_up"] == found["surefoot_memory_server_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
     others = {
-        name: labelled for name, labelled in found.items() if name[len("surefoot_holder_") :] not in ("up", "ready")
+        name: labelled
+        for name, labelled in found.items()
+        if name[len("surefoot_memory_server_") :] not in ("up", "ready")
     }
     assert len(others) > 10
     assert {name for name, labelled in others.items() if labelled.keys() != {"0", "2"}} == set()
@@ -175,7 +177,7 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
         stack.callback(beside.shutdown)
         node = ServersWatch(settings)
         with node.watching():
-            until(lambda: "could not be looked at" in node.states[1].reason)
+            until(lambda: "cannot poll" in node.states[1].reason)
             until(lambda: node.states[0].ready)
             assert node.reason.startswith("server 1: ")
             stack.close()
@@ -217,7 +219,7 @@ def test_the_program_is_ready_when_all_are_and_names_who_is_not(trouble: signal.
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
             try:
                 assert process.stderr is not None
-                port = int(process.stderr.readline().decode().rpartition("figures at port ")[2])
+                port = int(process.stderr.readline().decode().rpartition("metrics at port ")[2])
                 until(lambda: answer(port, "/readyz") == (200, b"ready\n"))
                 sent(servers[1], trouble)
                 until(lambda: answer(port, "/readyz")[0] == 503)

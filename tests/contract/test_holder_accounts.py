@@ -108,7 +108,7 @@ def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: RunningSer
     client = MemoryServerClient(redis_server.endpoint(running), MINE, ME)
     client.put_values(RankSave(1, 1, 0), b"there")
     client.fence(5)
-    with pytest.raises(Fenced, match="epoch 5"):
+    with pytest.raises(Fenced, match="generation 5"):
         admin.provision(MINE, ME, 4)
     assert admin.provision(MINE, ME, 5) == running.instance
     assert client.read_values(RankSave(1, 1, 0)) == b"there"
@@ -169,7 +169,7 @@ def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> N
 
 
 def test_without_a_password_a_server_serves_loopback_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"holder on 0\.0\.0\.0 has no password"):
+    with pytest.raises(ConfigurationError, match=r"memory server on 0\.0\.0\.0 has no password"):
         server_process.redis_configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
     with redis_server.running(tmp_path, password="") as started:
         admin = MemoryServerAdmin("127.0.0.1", started.settings.port, "")
@@ -190,7 +190,7 @@ def test_a_server_whose_port_is_taken_says_so_whoever_answers_there(tmp_path: Pa
 
 
 def test_no_server_anywhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "_embedded", lambda: None)
+    monkeypatch.setattr(server_process, "_find_embedded", lambda: None)
     with pytest.raises(ConfigurationError, match="no redis-server of version 7 or newer is on PATH"):
         server_process.find_program(search_path="/nonexistent")
 

@@ -118,9 +118,9 @@ def test_a_job_that_comes_ends_the_filling(running: RunningServer, admin: Memory
         if written and not came:
             came.append(written)
             admin.provision("uid-1", ACCOUNT, 1)
-        return Watch._alone(watch, wire, written)
+        return Watch._may_prefault(watch, wire, written)
 
-    watch._alone = alone  # type: ignore[method-assign]  # the only moment at which a job can come for sure
+    watch._may_prefault = alone  # type: ignore[method-assign]  # the only moment at which a job can come for sure
     watch.look()
     assert watch.seen.filled_bytes == came[0] * VALUE_BYTES
     assert watch.seen.ready
@@ -137,9 +137,9 @@ def test_the_operator_s_visit_waits_for_a_server_that_is_being_filled(
 
     def alone(wire: RespConnection, written: int) -> bool:
         signs.append(admin.is_being_filled())
-        return Watch._alone(watch, wire, written)
+        return Watch._may_prefault(watch, wire, written)
 
-    watch._alone = alone  # type: ignore[method-assign]  # looked at from inside
+    watch._may_prefault = alone  # type: ignore[method-assign]  # looked at from inside
     watch.look()
     assert signs
     assert all(signs)
@@ -198,7 +198,7 @@ def test_the_program_answers_probes_and_ends_when_asked(running: RunningServer, 
         try:
             assert process.stderr is not None
             line = process.stderr.readline().decode()
-            port = int(line.rpartition("figures at port ")[2])
+            port = int(line.rpartition("metrics at port ")[2])
             until(lambda: answer(port, "/readyz")[0] == 200)
             assert answer(port, "/healthz")[0] == 200
             assert b'surefoot_memory_server_up{server="0"} 1.0' in answer(port, "/metrics")[1]

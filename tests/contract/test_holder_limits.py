@@ -188,7 +188,9 @@ def test_a_value_beyond_the_longest_is_refused_by_name_before_it_is_sent(node: N
     client = node.client(VICTIM)
     client.put_values(SAVE, bytes(MAX_VALUE_BYTES))
     assert len(client.read_values(SAVE)) == MAX_VALUE_BYTES
-    with pytest.raises(TierError, match=r"writing the values of rank 0 .* 67108865 bytes, and a holder takes at most"):
+    with pytest.raises(
+        TierError, match=r"writing the values of rank 0 .* 67108865 bytes, and a memory server accepts at most"
+    ):
         client.put_values(SAVE, bytes(MAX_VALUE_BYTES + 1))
     client.close()
 

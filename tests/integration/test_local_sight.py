@@ -47,7 +47,7 @@ def test_a_job_whose_holders_refuse_the_operator_waits_and_recovers_once_they_do
         locks = Locks(run.holders())
         locks.change()
         run.wait("a word that the holders are not seen", lambda: bool(run.told("MemoryServersUnreachable")))
-        assert "refuses this account" in run.told("MemoryServersUnreachable")[0]
+        assert "rejects this account" in run.told("MemoryServersUnreachable")[0]
         assert len(run.epochs_of_trainers()) == 2, "the training goes on"
         run.open_gate(30)
         run.wait_for_step(60)

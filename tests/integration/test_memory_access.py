@@ -75,7 +75,7 @@ async def test_a_changed_password(stand: Stand) -> None:
     before = await stand.comes("Ready")
     stand.change("ACL", "SETUSER", "default", "resetpass", ">another one")
     refused = await stand.comes("Silent", refusing=True)
-    assert "refuses this account" in refused.last_error
+    assert "rejects this account" in refused.last_error
     stand.follow(admin_password="another one")
     after = await stand.comes("Ready")
     assert after.endpoint == before.endpoint, "the same instance, with all that it has"

@@ -35,7 +35,7 @@ def open_files(name: str) -> int:
 
 
 def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_link, "_LEFT_SECONDS", 0.0)
+    monkeypatch.setattr(trainer_link, "_STAGED_SAVES_SECONDS", 0.0)
     ours, theirs = socket.socketpair()
     link = AgentBackend(ours)
     link._reader.start()

@@ -309,7 +309,7 @@ class Trainer:
         staged = self.agent.stage(self, save, content)
         if staged:
             self.simulation.odd_saved[save] = self.odd.saved
-            self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last == step else "")
+            self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last_step == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self._staged_step = step
         return staged

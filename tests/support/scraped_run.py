@@ -91,8 +91,8 @@ def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[No
     with path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
     with ended(process):
-        _until(run, lambda: "figures at port" in path.read_text())
-        port = path.read_text().partition("figures at port ")[2].split()[0]
+        _until(run, lambda: "metrics at port" in path.read_text())
+        port = path.read_text().partition("metrics at port ")[2].split()[0]
         told.write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"], "labels": {"node": "node-0"}}]))
         yield
 

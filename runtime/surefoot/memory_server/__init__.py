@@ -1,7 +1,7 @@
-"""Runs and talks to one Redis of the memory tier.
+"""Runs and accesses the Redis servers of the memory tier: keys, scripts, processes, accounts and clients.
 
-Its keys, scripts, process, accounts and client. No torch; used by both packages. A holder keeps replicas of rank saves
-in memory and decides alone, by script, who may still commit or delete.
+No torch; used by operator and runtime. A memory server keeps copies of rank saves in memory, and decides by its scripts
+which writers may still commit or delete.
 """
 
 from surefoot.memory_server.client import MemoryServerClient as MemoryServerClient

@@ -1,8 +1,8 @@
-"""Keeps one pipelined connection to a holder in an event loop.
+"""Implements one pipelined connection to a memory server in an event loop.
 
-Used by the operator for all jobs, and by whoever restores, who asks every holder at once. Many commands are under way, and
-replies come in their order. A server that says nothing for the limit of a call fails them all: nobody waits for it in a
-thread, so it delays no other holder.
+The operator uses it for all jobs, and a restore uses it to ask all servers at once. Many commands may be outstanding;
+replies come in the order of the commands. If a server sends nothing for a call's time limit, all outstanding commands
+fail. No thread waits for it, so it delays no other server.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from surefoot.protocol.bounds import MAX_REPLY_BYTES, MAX_REPLY_SECONDS
 T = TypeVar("T")
 
 CONFIRMED_SECONDS = 0.05
-"""How long behind its limit a silence is looked at again: the loop itself may have been busy, with the reply at its door."""
+"""Wait between a timeout and its confirmation: if the event loop was busy, the reply may already have arrived."""
 
 MAX_UNDER_WAY = 20_000
-"""Commands without a reply on one line: more than all jobs of a cluster ask of one holder at once."""
+"""Outstanding commands of one connection: more than all jobs of a cluster send to one server at once."""
 
 
 class AsyncServerConnection:
-    """Connects to one server; may be opened again.
+    """Connects to one server; may be opened again after it was closed.
 
-    Arguments as of `connection.Wire`.
+    The arguments are those of `connection.RespConnection`.
     """
 
     def __init__(
@@ -44,27 +44,28 @@ class AsyncServerConnection:
         tls: bool = False,
         socket_path: str = "",
     ) -> None:
-        self._where = host, port
+        self._address = host, port
         self._credentials = credentials
         self._call_seconds = call_seconds
         self._tls = tls
         self._socket_path = socket_path
         self._protocol: _ReplyReader | None = None
         self.asked = 0
-        """Commands sent since it was made."""
+        """Number of commands sent since the object was made."""
 
     @property
     def is_open(self) -> bool:
+        """Whether commands can be sent."""
         return self._protocol is not None and self._protocol.error is None
 
     async def open(self) -> None:
-        """Connects and authenticates within the call's limit.
+        """Connects and authenticates within the time limit of a call.
 
         Raises:
-            OSError, redis.exceptions.RedisError: it does not answer, or refuses the account.
+            OSError, redis.exceptions.RedisError: The server does not answer, or rejects the account.
         """
         async with asyncio.timeout(self._call_seconds):
-            self._protocol = await self._connected()
+            self._protocol = await self._connect()
         user, password = self._credentials.user, self._credentials.password
         if password:
             try:
@@ -74,72 +75,76 @@ class AsyncServerConnection:
                 raise
 
     async def run_exchange(self, dialogue: Dialogue[T]) -> T:
-        """Carries a dialogue to its end.
-
-        Raises what the dialogue makes of an error.
-        """
+        """Runs a dialogue to its end, and returns its result; raises the error that the dialogue raises."""
         try:
-            asked = next(dialogue)
+            request = next(dialogue)
             while True:
                 try:
-                    reply = await self.exchange(asked)
-                except Exception as error:  # noqa: BLE001  what an error means the dialogue says
-                    asked = dialogue.throw(error)
+                    reply = await self.exchange(request)
+                except Exception as error:  # noqa: BLE001  the dialogue decides about the meaning of an error
+                    request = dialogue.throw(error)
                 else:
-                    asked = dialogue.send(reply)
+                    request = dialogue.send(reply)
         except StopIteration as end:
             return cast(T, end.value)
         finally:
             dialogue.close()
 
-    async def exchange(self, asked: Reply) -> Any:
-        """Sends and awaits one command, or several together; see `Asked`."""
+    async def exchange(self, request: Reply) -> Any:
+        """Sends one command, or several together, and returns the reply or replies; see `connection.Reply`."""
         if self._protocol is None:
             raise redis.exceptions.ConnectionError("no connection is open")
-        if not asked:
+        if not request:
             await asyncio.sleep(0)
             return []
-        if isinstance(asked, list):
-            futures = [self._send(command) for command in asked]
-            return [_value(reply) for reply in await asyncio.gather(*futures, return_exceptions=True)]
-        return await self._send(asked)
+        if isinstance(request, list):
+            futures = [self._send(command) for command in request]
+            return [_raise_connection_error(reply) for reply in await asyncio.gather(*futures, return_exceptions=True)]
+        return await self._send(request)
 
     def close(self, error: Exception | None = None) -> None:
-        """Closes the connection; whoever waits for a reply is told."""
+        """Closes the connection; outstanding commands fail with `error`."""
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
             protocol.fail(error or redis.exceptions.ConnectionError("the connection was closed"))
 
-    async def _connected(self) -> _ReplyReader:
-        """By the server's socket on this node, else by TCP."""
-        loop, why = asyncio.get_running_loop(), ""
+    async def _connect(self) -> _ReplyReader:
+        """Connects by the server's Unix socket if it is on this node, else by TCP."""
+        loop, socket_error = asyncio.get_running_loop(), ""
         if self._socket_path:
             try:
-                near = connection.connect_socket(self._socket_path, self._call_seconds)
+                unix_socket = connection.connect_socket(self._socket_path, self._call_seconds)
             except OSError as error:
-                why = error.strerror or str(error)
+                socket_error = error.strerror or str(error)
             else:
-                near.setblocking(False)
-                return (await loop.create_unix_connection(self._replies, sock=near))[1]
-        (host, port), trusted = self._where, self._trusted()
-        name = TLS_NAME if trusted is not None else None
-        _, found = await loop.create_connection(self._replies, host, port, ssl=trusted, server_hostname=name)
-        if why:
-            connection.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
-        return found
+                unix_socket.setblocking(False)
+                return (await loop.create_unix_connection(self._make_protocol, sock=unix_socket))[1]
+        (host, port), tls = self._address, self._tls_context()
+        name = TLS_NAME if tls is not None else None
+        _, protocol = await loop.create_connection(self._make_protocol, host, port, ssl=tls, server_hostname=name)
+        if socket_error:
+            connection.count_fallback(
+                self._socket_path, socket_error
+            )  # not before: if TCP fails too, the server is just gone
+        return protocol
 
-    def _replies(self) -> _ReplyReader:
+    def _make_protocol(self) -> _ReplyReader:
+        """Makes the protocol object of a new connection."""
         return _ReplyReader(self._call_seconds)
 
-    def _trusted(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
+        """Returns the TLS context that verifies the server; None without TLS."""
         if not self._tls:
             return None
         if not self._credentials.tls_ca:
-            raise redis.exceptions.ConnectionError("it speaks TLS, and no authority was given to verify it by")
+            raise redis.exceptions.ConnectionError(
+                "the server requires TLS, but no certificate authority is configured to verify it"
+            )
         return tls_context(self._credentials.tls_ca)
 
     def _send(self, command: Command) -> asyncio.Future[Any]:
-        assert self._protocol is not None, "looked at by `exchange`"
+        """Packs and sends one command."""
+        assert self._protocol is not None, "checked by `exchange`"
         self.asked += 1
         return self._protocol.send(hiredis.pack_command((*command[0].split(), *command[1:])))
 
@@ -150,106 +155,113 @@ class _ReplyReader(asyncio.Protocol):
     def __init__(self, call_seconds: float) -> None:
         self._call_seconds = call_seconds
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._outstanding: deque[asyncio.Future[Any]] = deque()
         parse: Callable[[str], Exception] = redis.connection.DefaultParser.parse_error
         self._reader = hiredis.Reader(replyError=parse, protocolError=redis.exceptions.InvalidResponse)
         self._transport: asyncio.Transport | None = None
-        self._last_data_seconds = self._since = 0.0
+        self._last_data_seconds = self._reply_start_seconds = 0.0
         self._unread = 0
-        """Bytes of the reply that is coming in."""
+        """Received bytes of the reply that is not yet complete."""
         self._timer: asyncio.TimerHandle | None = None
         self.error: Exception | None = None
+        """Why the connection ended; None while it is open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Stores the transport of the new connection."""
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Sends a packed command; the future gets its reply."""
         if self.error is not None:
             raise redis.exceptions.ConnectionError(str(self.error)) from self.error
-        if len(self._waiting) >= MAX_UNDER_WAY:
-            raise redis.exceptions.ConnectionError(f"{MAX_UNDER_WAY} commands have no reply yet")
-        assert self._transport is not None, "made by the loop before anybody has it"
+        if len(self._outstanding) >= MAX_UNDER_WAY:
+            raise redis.exceptions.ConnectionError(f"{MAX_UNDER_WAY} commands to it have no reply yet")
+        assert self._transport is not None, "the loop sets it before it returns the connection"
         future: asyncio.Future[Any] = self._loop.create_future()
-        if not self._waiting:
-            self._last_data_seconds = self._since = self._loop.time()
+        if not self._outstanding:
+            self._last_data_seconds = self._reply_start_seconds = self._loop.time()
             self._unread = 0
-            self._watch()
-        self._waiting.append(future)
+            self._start_timer()
+        self._outstanding.append(future)
         self._transport.write(packed)
         return future
 
     def data_received(self, data: bytes) -> None:
+        """Assigns complete replies to the oldest commands; ends the connection if the data is no reply."""
         self._last_data_seconds = self._loop.time()
         self._unread += len(data)
-        if self._unread > MAX_REPLY_BYTES or not self._waiting:
+        if self._unread > MAX_REPLY_BYTES or not self._outstanding:
             self.fail(
-                redis.exceptions.InvalidResponse(f"{self._unread} bytes arrived without a request, or in one reply")
+                redis.exceptions.InvalidResponse(f"{self._unread} bytes arrived without a command, or as one reply")
             )
             return
         self._reader.feed(data)
         try:
-            while self._waiting and (reply := self._reader.gets()) is not False:
-                self._answer(self._waiting.popleft(), reply)
-                self._since, self._unread = self._last_data_seconds, 0
+            while self._outstanding and (reply := self._reader.gets()) is not False:
+                self._deliver_reply(self._outstanding.popleft(), reply)
+                self._reply_start_seconds, self._unread = self._last_data_seconds, 0
         except redis.exceptions.InvalidResponse as error:
-            self.fail(redis.exceptions.InvalidResponse(f"no reply of a Redis: {error}"))
+            self.fail(redis.exceptions.InvalidResponse(f"received data that is no reply of Redis: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Fails the outstanding commands after the server closed the connection."""
         self.fail(redis.exceptions.ConnectionError(str(error) if error is not None else "it closed the connection"))
 
     def fail(self, error: Exception) -> None:
-        """Ends the connection; every command without a reply fails by this."""
+        """Ends the connection; every outstanding command fails with this error."""
         if self.error is None:
             self.error = error
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
-        while self._waiting:
-            future = self._waiting.popleft()
+        while self._outstanding:
+            future = self._outstanding.popleft()
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # looked at: whoever waited may be gone
+                future.exception()  # marks it as retrieved: the waiting task may have been cancelled
 
     @staticmethod
-    def _answer(future: asyncio.Future[Any], reply: Any) -> None:
+    def _deliver_reply(future: asyncio.Future[Any], reply: Any) -> None:
+        """Gives a reply to its command; an error reply is raised where the command was sent."""
         if future.done():
-            return  # nobody waits for it any more
+            return  # the waiting task was cancelled
         if isinstance(reply, Exception):
             future.set_exception(reply)
             future.exception()
         else:
             future.set_result(reply)
 
-    def _watch(self) -> None:
-        """One timer a line: silence counts from what was heard last."""
+    def _start_timer(self) -> None:
+        """Starts the connection's timer, which ends at the time limit after the last received data."""
         if self._timer is None:
-            self._timer = self._loop.call_at(self._last_data_seconds + self._call_seconds, self._check)
+            self._timer = self._loop.call_at(self._last_data_seconds + self._call_seconds, self._check_silence)
 
-    def _check(self) -> None:
+    def _check_silence(self) -> None:
+        """Checks for silence, and for a reply that takes too long."""
         self._timer = None
-        if not self._waiting:
+        if not self._outstanding:
             return
-        if self._loop.time() > self._since + MAX_REPLY_SECONDS:
+        if self._loop.time() > self._reply_start_seconds + MAX_REPLY_SECONDS:
             self.fail(redis.exceptions.TimeoutError(f"one reply took more than {MAX_REPLY_SECONDS:g} s"))
         elif self._loop.time() < self._last_data_seconds + self._call_seconds:
-            self._watch()
+            self._start_timer()
         else:
-            self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm, self._last_data_seconds)
+            self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm_silence, self._last_data_seconds)
 
-    def _confirm(self, heard: float) -> None:
-        """What had come while the loop was busy was read before this."""
+    def _confirm_silence(self, last_data_seconds: float) -> None:
+        """Fails the connection if no data came since the timeout; the loop has read whatever had arrived by then."""
         self._timer = None
-        if not self._waiting:
+        if not self._outstanding:
             return
-        if self._last_data_seconds == heard:
-            self.fail(redis.exceptions.TimeoutError(f"nothing for {self._call_seconds:g} s"))
+        if self._last_data_seconds == last_data_seconds:
+            self.fail(redis.exceptions.TimeoutError(f"it sent nothing for {self._call_seconds:g} s"))
         else:
-            self._watch()
+            self._start_timer()
 
 
-def _value(reply: Any) -> Any:
-    """An error of the server's is a reply; one of the connection ends the exchange."""
+def _raise_connection_error(reply: Any) -> Any:
+    """Returns a reply, which may be an error of the server; raises an error of the connection."""
     if isinstance(reply, BaseException) and (not isinstance(reply, redis.exceptions.ResponseError)):
         raise reply
     return reply

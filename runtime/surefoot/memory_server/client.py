@@ -1,8 +1,9 @@
-"""Writes, commits, reads and seals rank saves on one holder.
+"""Reads, writes and fences rank saves on one memory server.
 
-A `Tier`, used by drain and restore (under the job's account) and by the operator (under the administrator's). One
-thread at a time per client; one is cheap (a connection, opened at the first call), so each stream or operator task
-takes its own. Every call means the one instance that the endpoint names: a Redis that restarted since is another holder.
+A `Tier`, used by the flush engine and by restores (under the job's account) and by the operator (under the
+administrator's). A client serves one thread at a time. Clients are cheap (a connection, opened at the first call), so
+each stream and each operator task has its own. Every call is for the one instance that the endpoint names; a Redis that
+restarted since is another instance and rejects it.
 """
 
 from __future__ import annotations
@@ -36,166 +37,174 @@ from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
 
 # ---- fenced calls ----------------------------------------------------------------------------------------------------
-# Describes one job's calls to one holder instance, as dialogues. The decisions of the holder, by script, and the
-# records that the operator reads. Used below and by the operator's event loop.
+# Describes one job's calls to one memory server instance, as dialogues: the scripts that decide on the server, and the
+# records that the operator reads. Used by the client below and by the operator's event loop.
 
-_KEYS = 500
-"""In one call: a script runs alone on its server."""
-_PARSED = 256
-"""Entries that are read without a pause: some milliseconds of whoever has other jobs to look after too."""
+_MAX_KEYS_PER_CALL = 500
+"""Keys per script call: a script blocks its server while it runs."""
+_ENTRIES_PER_PAUSE = 256
+"""Index entries that are parsed without a pause: some milliseconds of an event loop that serves other jobs, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryServerIndex:
-    """Holds a holder's index; `damaged` names entries that cannot be read.
-
-    `refused` says of those among them that break a bound which one.
-    """
+    """The index of one job on a memory server, as of one moment."""
 
     fence: int
+    """Newest generation that fenced or committed; -1: none."""
     watermark: Checkpoint | None
+    """Newest checkpoint that is known to be on enough servers; None: unknown."""
     manifests: tuple[RankManifest, ...]
+    """Manifests of the complete rank saves, sorted by save."""
     damaged: tuple[str, ...]
+    """Names of the entries that cannot be read."""
     refused: tuple[str, ...] = ()
+    """Names of damaged entries with a number or size out of bounds, each with the reason."""
 
 
 Entries = dict[bytes, tuple[bytes, RankManifest | ProtocolError]]
-"""Entries of an index by name, as they were sent and as they read, or why they cannot be read."""
+"""Parsed entries by name: their text, and the manifest or the error why it cannot be read."""
 
 
 class FencedCalls:
-    """Describes calls that this one instance carries out for one job."""
+    """Describes the calls of one job to one memory server instance."""
 
     def __init__(self, endpoint: MemoryServerEndpoint, job: str) -> None:
         self._endpoint, self._job = endpoint, job
-        self._read: tuple[Any, MemoryServerIndex] | None = None
-        self._parsed: Entries = {}
-        """Of the index that was read last."""
+        self._last_reading: tuple[Any, MemoryServerIndex] | None = None
+        self._known_entries: Entries = {}
+        """Entries of the last complete index."""
 
     def __str__(self) -> str:
         return str(self._endpoint.instance)
 
     def fence(self, epoch: int) -> Dialogue[None]:
-        """Makes the holder refuse writers older than `epoch`.
+        """Makes the server reject writers of generations older than `epoch`.
 
-        Raises Fenced if it already knows a newer one.
+        Raises:
+            Fenced: The server is already fenced for a newer generation.
         """
-        self._expect_ok((yield from self._run(scripts.SEAL, epoch, [], [])), f"sealing for epoch {epoch}")
+        self._expect_ok((yield from self._run_script(scripts.SEAL, epoch, [], [])), f"fencing for generation {epoch}")
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> Dialogue[None]:
-        """Makes the rank save visible if all parts are complete; see `Tier.commit`."""
+        """Adds the rank save to the index if all its parts are stored completely; see `Tier.commit`."""
         save, text = manifest.save, manifest.to_json()
-        where = [scripts.layout_key(self._job, manifest.layout), *scripts.data_of(self._job, save, manifest.chunks)]
+        keys = [scripts.layout_key(self._job, manifest.layout), *scripts.data_of(self._job, save, manifest.chunks)]
         lengths = [manifest.digests_bytes, manifest.values_bytes, *chunk_lengths]
         if len(chunk_lengths) != manifest.chunks:
-            raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
+            raise ValueError(f"{save} has {manifest.chunks} chunks, but {len(chunk_lengths)} chunk lengths were passed")
         doing = f"committing {save}"
-        result = yield from self._run(
-            scripts.COMMIT, writer_epoch, where, [scripts.index_field(save), text, "", *lengths]
+        result = yield from self._run_script(
+            scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), text, "", *lengths]
         )
         if result[0] == "conflict" and len(result) < 2:
-            self._rejected(result, doing)
-        if result[0] == "conflict" and self._differs(result[1], manifest):
-            # the entry there is damaged: replace exactly what was seen, so that a racing commit is not lost
-            result = yield from self._run(
-                scripts.COMMIT, writer_epoch, where, [scripts.index_field(save), text, result[1], *lengths]
+            self._raise_for_outcome(result, doing)
+        if result[0] == "conflict" and self._is_entry_damaged(result[1], manifest):
+            # the present entry is damaged: replace exactly this one, so that a concurrent commit is not lost
+            result = yield from self._run_script(
+                scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), text, result[1], *lengths]
             )
         elif result[0] == "conflict":
-            # the same save, described at another time: repeat its own words, so that the fence is checked and raised
-            result = yield from self._run(
-                scripts.COMMIT, writer_epoch, where, [scripts.index_field(save), result[1], "", *lengths]
+            # the same save with another time: commit the present entry again, so that the fence is checked and raised
+            result = yield from self._run_script(
+                scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), result[1], "", *lengths]
             )
         self._expect_ok(result, doing)
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> Dialogue[None]:
-        """Removes the index entry, then its data, some keys at a time. Absent is success.
+        """Removes the index entry of a save, and then its data in portions; a missing save is no error.
 
-        What an interrupted one leaves has no entry, and is swept.
+        Data that an interrupted call leaves has no index entry and is swept later.
         """
         names = scripts.names_of(self._job, save, chunks)
-        first = list(islice(names, _KEYS))
-        result = yield from self._run(scripts.DROP, writer_epoch, first, [scripts.index_field(save)])
-        self._expect_ok(result, f"dropping {save}")
+        first_names = list(islice(names, _MAX_KEYS_PER_CALL))
+        result = yield from self._run_script(scripts.DROP, writer_epoch, first_names, [scripts.index_field(save)])
+        self._expect_ok(result, f"deleting {save}")
         yield from self.delete_uncommitted(save, writer_epoch, names)
 
     def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Iterable[str]) -> Dialogue[bool]:
-        """Removes data keys of a save; False: it has an index entry.
+        """Removes data keys of a save that is not committed; returns False if it has an index entry.
 
-        Keys that are gone already are no error.
+        Missing keys are no error.
         """
-        doing = f"removing what is left of {save}"
-        left = iter(names)
-        while more := list(islice(left, _KEYS)):
-            result = yield from self._run(scripts.SWEEP, writer_epoch, more, [scripts.index_field(save)])
+        doing = f"deleting uncommitted data of {save}"
+        remaining = iter(names)
+        while portion := list(islice(remaining, _MAX_KEYS_PER_CALL)):
+            result = yield from self._run_script(scripts.SWEEP, writer_epoch, portion, [scripts.index_field(save)])
             if result[0] == "indexed":
                 return False
             self._expect_ok(result, doing)
         return True
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> Dialogue[None]:
-        """Stores the newest checkpoint that is on enough holders, for later readers."""
+        """Stores the newest checkpoint that is on enough memory servers, for later readers."""
         value = f"{checkpoint.generation}:{checkpoint.step}"
-        result = yield from self._run(scripts.MARK, writer_epoch, [scripts.watermark_key(self._job)], [value])
-        self._expect_ok(result, f"marking {checkpoint}")
+        result = yield from self._run_script(scripts.MARK, writer_epoch, [scripts.watermark_key(self._job)], [value])
+        self._expect_ok(result, f"storing the watermark {checkpoint}")
 
     def index(
         self, only: Checkpoint | None = None, known: Entries | None = None, most_entries: int | None = None
     ) -> Dialogue[MemoryServerIndex]:
-        """Fence, watermark and every visible rank save, as of one moment.
+        """Reads fence, watermark and all committed rank saves as of one moment.
 
-        What reads as before is not read again: most looks at an index find nothing new.
+        Entries that are unchanged since the last reading are not parsed again, as most readings find nothing new.
 
         Args:
-            only: Whose entries alone are parsed, which is most of what an index costs; what was read before stays known.
-            known: What was read of other holders, and this index adds to: each copy of a save has the same entry.
-            most_entries: The administrator's bound, who reads for all jobs: a larger index raises OutOfBounds unread.
+            only: Parse only this checkpoint's entries, since parsing is most of the cost; None: parse all.
+            known: Entries of other servers, to which this index adds its own: all copies of a save have the same entry.
+            most_entries: Limit for the administrator, who reads for all jobs; None: no limit.
+
+        Raises:
+            OutOfBounds: The index is larger than `most_entries` allows; it is not transferred then.
         """
-        of_it = f"{only.generation}:{only.step}:".encode() if only is not None else b""
+        name_prefix = f"{only.generation}:{only.step}:".encode() if only is not None else b""
         script, limits = (scripts.READ, []) if most_entries is None else (scripts.LOOK, limits_of(most_entries))
-        result = yield from self._run(script, 0, [scripts.watermark_key(self._job)], limits)
+        result = yield from self._run_script(script, 0, [scripts.watermark_key(self._job)], limits)
         self._expect_ok(result, "reading the index")
-        if only is None and self._read is not None and self._read[0] == result:
-            return self._read[1]
+        if only is None and self._last_reading is not None and self._last_reading[0] == result:
+            return self._last_reading[1]
         with translate_parse_errors(str(self), "reading the index"):
             _, fence, watermark, entries = result
-            found, damaged, refused = [], [], []
-            before, parsed = self._parsed if known is None else known, Entries()
+            manifests, damaged, refused = [], [], []
+            known_entries, parsed = self._known_entries if known is None else known, Entries()
             for name, text in zip(entries[::2], entries[1::2], strict=True):
-                if not name.startswith(of_it):
+                if not name.startswith(name_prefix):
                     continue
-                read = before.get(name)
-                if read is None or read[0] != text:
-                    read = (text, _manifest(name, text))
-                    if len(parsed) % _PARSED == _PARSED - 1:
+                parsed_entry = known_entries.get(name)
+                if parsed_entry is None or parsed_entry[0] != text:
+                    parsed_entry = (text, _parse_entry(name, text))
+                    if len(parsed) % _ENTRIES_PER_PAUSE == _ENTRIES_PER_PAUSE - 1:
                         yield []
-                parsed[name] = read
-                if isinstance(read[1], RankManifest):
-                    found.append(read[1])
+                parsed[name] = parsed_entry
+                if isinstance(parsed_entry[1], RankManifest):
+                    manifests.append(parsed_entry[1])
                     continue
                 entry = f"{self}: index entry {name.decode(errors='replace')[: bounds.MAX_KEY_BYTES]}"
                 damaged.append(entry)
-                if isinstance(read[1], OutOfBounds):
-                    refused.append(f"{entry}: {read[1]}")
-            marked = _watermark(watermark)
-            if watermark and marked is None:
-                damaged.append(f"{self}: watermark")  # a note, written again by whoever keeps house
+                if isinstance(parsed_entry[1], OutOfBounds):
+                    refused.append(f"{entry}: {parsed_entry[1]}")
+            watermark_checkpoint = _parse_watermark(watermark)
+            if watermark and watermark_checkpoint is None:
+                damaged.append(f"{self}: watermark")  # harmless: the GC owner will write it again
             index = MemoryServerIndex(
                 fence=int(fence or -1),
-                watermark=marked,
-                manifests=tuple(sorted(found, key=lambda m: m.save)),
+                watermark=watermark_checkpoint,
+                manifests=tuple(sorted(manifests, key=lambda m: m.save)),
                 damaged=tuple(damaged),
                 refused=tuple(refused),
             )
         if known is not None:
             known.update(parsed)
         if only is None:
-            self._read, self._parsed = (result, index), parsed
+            self._last_reading, self._known_entries = (result, index), parsed
         return index
 
     def read_layout(self, digest: str) -> Dialogue[str]:
-        """Reads a layout record; its digest is the caller's to check.
+        """Reads a layout record, whose digest the caller checks.
 
-        Raises OutOfBounds for one that is longer than any; no more than that is read of it.
+        Raises:
+            ChunkMissing: The server does not have it.
+            OutOfBounds: It is longer than any layout record; no more than the limit is transferred.
         """
         with translate_redis_errors(str(self), f"reading the layout {digest}"):
             reply = yield ("GETRANGE", scripts.layout_key(self._job, digest), 0, bounds.MAX_LAYOUT_BYTES)
@@ -206,90 +215,102 @@ class FencedCalls:
         bounds.check_json(name, record, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
         return record.decode(errors="replace")
 
-    def _run(self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]) -> Dialogue[Any]:
+    def _run_script(
+        self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]
+    ) -> Dialogue[Any]:
+        """Runs a script with the keys and arguments that all scripts share; returns its outcome and results."""
         job = self._job
-        named = [
+        keys = [
             scripts.fence_key(job),
             scripts.instance_key(job),
             scripts.absent_key(job),
             scripts.index_key(job),
             *more_keys,
         ]
-        call = [script.sha, len(named), *named, epoch, self._endpoint.instance.run_id, *arguments]
+        call = [script.sha, len(keys), *keys, epoch, self._endpoint.instance.run_id, *arguments]
         with translate_redis_errors(str(self), f"running {script.name}"):
             result = yield ("EVALSHA", *call)
         with translate_parse_errors(str(self), f"running {script.name}"):
             return [result[0].decode(), *result[1:]]
 
     def _expect_ok(self, result: Any, doing: str) -> None:
+        """Raises the error of a script's outcome other than `ok`."""
         if result[0] != "ok":
-            self._rejected(result, doing)
+            self._raise_for_outcome(result, doing)
 
-    def _rejected(self, result: Any, doing: str) -> NoReturn:
+    def _raise_for_outcome(self, result: Any, doing: str) -> NoReturn:
+        """Raises the error of a script's outcome."""
         with translate_parse_errors(str(self), doing):
-            self._raise_rejection(result, doing)
-        raise TierError(f"{self} answered {result[0][:60]!r} while {doing}: its scripts are of another version")
+            self._raise_known_outcome(result, doing)
+        raise TierError(
+            f"{self} replied {result[0][:60]!r} while {doing}: its scripts are of another version of surefoot"
+        )
 
-    def _raise_rejection(self, result: Any, doing: str) -> None:
+    def _raise_known_outcome(self, result: Any, doing: str) -> None:
+        """Raises the error of a known outcome; returns if the outcome is unknown."""
         match result[0]:
             case "damaged":
                 raise InvalidServerReply(
-                    f"{self} refused {doing}: {result[1].decode(errors='replace')} is no number, it was overwritten or"
-                    " damaged; restart that Redis, the other copies stay"
+                    f"{self} rejected {doing}: {result[1].decode(errors='replace')} is not a number, it was overwritten or"
+                    " damaged; restart that Redis, the other copies are not affected"
                 )
             case "large":
-                what, size, most = (part.decode(errors="replace") for part in result[1:4])
-                raise OutOfBounds(f"{self} of job {self._job}", what, size, f"0 to {most}")
+                field, size, limit = (part.decode(errors="replace") for part in result[1:4])
+                raise OutOfBounds(f"{self} of job {self._job}", field, size, f"0 to {limit}")
             case "fenced":
-                raise Fenced(f"{self} refused {doing}: epoch {result[1].decode()} rules this job now")
+                raise Fenced(
+                    f"{self} rejected {doing}: generation {result[1].decode()} of this job has replaced this one"
+                )
             case "replaced":
                 raise TierUnavailable(
-                    f"{self} is gone while {doing}: the Redis there restarted and holds nothing of it"
+                    f"{self} no longer exists, found while {doing}: its Redis restarted and lost all its data"
                 )
             case "missing":
                 key, length = result[1].decode(), result[2].decode()
-                raise ChunkMissing(f"{self} refused {doing}: {key} has {length} bytes, not what the manifest says")
+                raise ChunkMissing(
+                    f"{self} rejected {doing}: {key} has {length} bytes, not as many as the manifest states"
+                )
             case "conflict":
-                raise TierError(f"{self} refused {doing}: another save of that name is there, with other bytes")
+                raise TierError(f"{self} rejected {doing}: another save with this name but other bytes is committed")
 
-    def _differs(self, entry: bytes, manifest: RankManifest) -> bool:
-        """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
+    def _is_entry_damaged(self, entry: bytes, manifest: RankManifest) -> bool:
+        """Returns whether the present entry is damaged; raises TierError if it is intact and describes other bytes."""
         with translate_parse_errors(str(self), f"committing {manifest.save}"):
-            found = _manifest(scripts.index_field(manifest.save).encode(), entry)
-        if isinstance(found, RankManifest) and not found.same_bytes_as(manifest):
-            self._rejected(["conflict"], f"committing {manifest.save}")
-        return not isinstance(found, RankManifest)
+            present = _parse_entry(scripts.index_field(manifest.save).encode(), entry)
+        if isinstance(present, RankManifest) and not present.same_bytes_as(manifest):
+            self._raise_for_outcome(["conflict"], f"committing {manifest.save}")
+        return not isinstance(present, RankManifest)
 
 
 def limits_of(most_entries: int) -> list[int]:
-    """ARGV of the scripts that bound what they read; see `scripts.LOOK`."""
+    """Returns the ARGV of the scripts that limit their reading, see `scripts.LOOK`."""
     return [bounds.MAX_KEY_BYTES, min(most_entries, bounds.MAX_INDEX_ENTRIES), bounds.MAX_INDEX_BYTES]
 
 
 def text_of(reply: Any, where: str, what: str) -> bytes:
-    """Returns a string reply; raises HolderDamaged for any other."""
+    """Returns a string reply; raises InvalidServerReply for any other."""
     if not isinstance(reply, bytes):
         raise InvalidServerReply(
-            f"{where} answered {type(reply).__name__} where the {what} was asked for: it is no holder"
+            f"{where} replied with {type(reply).__name__} to a request for the {what}: it is not a memory server of surefoot"
         )
     return reply
 
 
-def _watermark(text: bytes) -> Checkpoint | None:
-    """The watermark, or None if there is none or it cannot be read."""
-    epoch, _, step = text.decode(errors="replace").partition(":")
+def _parse_watermark(text: bytes) -> Checkpoint | None:
+    """Parses a watermark; None if there is none or it is malformed."""
+    generation, _, step = text.decode(errors="replace").partition(":")
     try:
-        return Checkpoint(int(epoch), int(step)) if step else None
+        return Checkpoint(int(generation), int(step)) if step else None
     except ValueError:
         return None
 
 
-def _manifest(name: bytes, text: bytes) -> RankManifest | ProtocolError:
-    """The manifest in an index entry; why it is none if it is damaged or not of that name."""
+def _parse_entry(name: bytes, text: bytes) -> RankManifest | ProtocolError:
+    """Parses an index entry; returns the error if it is damaged or describes another save than its name."""
     try:
         manifest = RankManifest.from_json(text)
     except ProtocolError as error:
-        return error.with_traceback(None)  # which would keep what was read, for as long as the entry stays
+        return error.with_traceback(None)  # the traceback would keep the text in memory as long as the entry
     return (
         manifest if scripts.index_field(manifest.save).encode() == name else ProtocolError("it describes another save")
     )
@@ -298,11 +319,11 @@ def _manifest(name: bytes, text: bytes) -> RankManifest | ProtocolError:
 # ---- client ----------------------------------------------------------------------------------------------------------
 
 MAX_VALUE_BYTES = 64 * 1024 * 1024
-"""The longest value that a server takes: `proto-max-bulk-len` in server.conf."""
+"""Longest value that a server accepts: `proto-max-bulk-len` in server.conf."""
 
 
 class MemoryServerClient:
-    """Accesses one job's data on one holder; connects at the first call."""
+    """Accesses one job's data on one memory server; connects at the first call."""
 
     def __init__(
         self, endpoint: MemoryServerEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0
@@ -310,79 +331,80 @@ class MemoryServerClient:
         self.endpoint = endpoint
         self.calls = FencedCalls(endpoint, job)
         self._job = job
-        near = credentials.socket_to(endpoint.server_id)
+        socket_path = credentials.socket_to(endpoint.server_id)
         self._damaged: tuple[str, ...] = ()
-        self._connection = RespConnection(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
+        self._connection = RespConnection(
+            endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, socket_path
+        )
 
     def __str__(self) -> str:
         return str(self.endpoint.instance)
 
     @property
     def name(self) -> str:
+        """Name of the tier in messages and reports."""
         return f"memory:{self.endpoint.server_id}"
 
-    # ---- decisions of the holder ------------------------------------------------------------------------------------
+    # ---- decisions of the server ------------------------------------------------------------------------------------
 
     def fence(self, epoch: int) -> None:
-        """Makes the holder refuse writers older than `epoch`.
+        """Makes the server reject writers of generations older than `epoch`.
 
-        Raises Fenced if it already knows a newer one.
+        Raises:
+            Fenced: The server is already fenced for a newer generation.
         """
         self._connection.run_exchange(self.calls.fence(epoch))
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
-        """Makes the rank save visible if all parts are complete; see `Tier.commit`."""
+        """Adds the rank save to the index if all its parts are stored completely; see `Tier.commit`."""
         self._connection.run_exchange(self.calls.commit(manifest, writer_epoch, chunk_lengths))
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
-        """Removes index entry and data in one step. Absent is success."""
+        """Removes the index entry of a save, and then its data; a missing save is no error."""
         self._connection.run_exchange(self.calls.drop(save, writer_epoch, chunks))
 
     def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
-        """Removes data keys of a save; False: it has an index entry."""
+        """Removes data keys of a save that is not committed; returns False if it has an index entry."""
         return self._connection.run_exchange(self.calls.delete_uncommitted(save, writer_epoch, names))
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
-        """Stores the newest checkpoint that is on enough holders, for later readers."""
+        """Stores the newest checkpoint that is on enough memory servers, for later readers."""
         self._connection.run_exchange(self.calls.set_watermark(checkpoint, writer_epoch))
 
     def index(self, only: Checkpoint | None = None) -> MemoryServerIndex:
-        """Fence, watermark and every visible rank save, as of one moment.
-
-        `only`: the entries of this checkpoint alone are parsed.
-        """
+        """Reads fence, watermark and all committed rank saves as of one moment; with `only`, those of one checkpoint."""
         return self._connection.run_exchange(self.calls.index(only))
 
     def manifests(self) -> tuple[RankManifest, ...]:
-        """Lists the manifests of visible rank saves.
-
-        The names of entries that cannot be read are in `damaged` afterwards.
-        """
+        """Returns the manifests of all committed rank saves; afterwards `damaged` names the unreadable entries."""
         index = self.index()
         self._damaged = index.damaged
         return index.manifests
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
-        """Lists the manifests of one checkpoint; `damaged` then speaks of it alone."""
+        """Returns the manifests of one checkpoint; afterwards `damaged` names its unreadable entries."""
         index = self.index(checkpoint)
         self._damaged = index.damaged
         return index.manifests
 
     def damaged(self) -> tuple[str, ...]:
+        """Returns the names of the unreadable entries of the last listing."""
         return self._damaged
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
     def put_layout(self, digest: str, text: str) -> None:
-        self._put(scripts.layout_key(self._job, digest), text.encode(), "writing a layout")
+        """Stores a layout record under its digest."""
+        self._store_value(scripts.layout_key(self._job, digest), text.encode(), "writing a layout")
 
     def put_chunk(self, save: RankSave, index: int, data: bytes | memoryview) -> None:
-        self._put(scripts.chunk_key(self._job, save, index), data, f"writing chunk {index} of {save}")
+        """Stores one chunk of a save and waits for the reply."""
+        self._store_value(scripts.chunk_key(self._job, save, index), data, f"writing chunk {index} of {save}")
 
     def send_chunk(self, save: RankSave, index: int, data: bytes | memoryview) -> None:
-        """Sends a chunk and waits for the reply to the one before.
+        """Sends a chunk and waits for the reply to the one before, so that one is stored while the next is sent.
 
-        Otherwise as `put_chunk`: the holder stores one chunk while the next travels.
+        `wait_stored` waits for the last one. Raises as `put_chunk` does.
         """
         flat = data.cast("B") if isinstance(data, memoryview) else data
         with translate_redis_errors(str(self), f"writing chunk {index} of {save}"):
@@ -391,17 +413,14 @@ class MemoryServerClient:
                 self._connection.receive()
 
     def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
-        """Has Redis copy a chunk of another save; nothing of it travels.
-
-        False: there is none of that name.
-        """
+        """Makes the server copy a chunk of another save, without transferring it; returns False if that is missing."""
         self.wait_stored()
-        named = scripts.chunk_key(self._job, source, index), scripts.chunk_key(self._job, save, index)
+        keys = scripts.chunk_key(self._job, source, index), scripts.chunk_key(self._job, save, index)
         try:
             with translate_redis_errors(str(self), f"copying chunk {index} of {source} for {save}"):
-                return bool(self._connection.call("COPY", *named, "REPLACE"))
+                return bool(self._connection.call("COPY", *keys, "REPLACE"))
         except TierError as error:
-            # an account may not, a server that only speaks like Redis may not know it: it takes what is sent
+            # the account may lack the right, or a server compatible with Redis the command: the caller sends the chunk
             if isinstance(error, AccessDenied) or type(error) is TierError:
                 raise CopyUnsupported(str(error)) from error
             raise
@@ -413,36 +432,42 @@ class MemoryServerClient:
                 self._connection.receive()
 
     def put_digests(self, save: RankSave, data: bytes | memoryview) -> None:
-        self._put(scripts.digests_key(self._job, save), data, f"writing the digests of {save}")
+        """Stores the digest table of a save."""
+        self._store_value(scripts.digests_key(self._job, save), data, f"writing the digests of {save}")
 
     def put_values(self, save: RankSave, data: bytes | memoryview) -> None:
-        self._put(scripts.values_key(self._job, save), data, f"writing the values of {save}")
+        """Stores the plain values of a save."""
+        self._store_value(scripts.values_key(self._job, save), data, f"writing the values of {save}")
 
     def read_layout(self, digest: str) -> str:
+        """Reads a layout record, whose digest the caller checks."""
         return self._connection.run_exchange(self.calls.read_layout(digest))
 
     def read_values(self, save: RankSave) -> bytes:
-        return self._get(scripts.values_key(self._job, save), f"values of {save}")
+        """Reads the plain values of a save."""
+        return self._read_value(scripts.values_key(self._job, save), f"values of {save}")
 
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
-        return self._range(scripts.digests_key(self._job, save), offset, length, f"digests of {save}")
+        """Reads a part of a save's digest table; offset and length in bytes."""
+        return self._read_range(scripts.digests_key(self._job, save), offset, length, f"digests of {save}")
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> memoryview:
-        found = memoryview(bytearray(length))
+        """Reads a part of a chunk; offset and length in bytes."""
+        chunk = memoryview(bytearray(length))
         if length:
             self._connection.close_if_pending()
             self.request_chunk(save, index, offset, length)
-            self.receive_chunk(save, index, found)
-        return found
+            self.receive_chunk(save, index, chunk)
+        return chunk
 
     def request_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
-        """Requests bytes that `take_chunk` reads, in the order of the requests."""
+        """Requests a part of a chunk; `receive_chunk` reads the replies in the order of the requests."""
         with translate_redis_errors(str(self), f"asking for chunk {index} of {save}"):
             key = scripts.chunk_key(self._job, save, index)
             self._connection.send("GETRANGE", key, offset, offset + length - 1)
 
     def receive_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
-        """Fills `into` with what was asked for longest ago."""
+        """Reads the reply to the oldest request into `into`."""
         with translate_redis_errors(str(self), f"reading chunk {index} of {save}"):
             length = self._connection.receive_into(into)
         if length != len(into):
@@ -452,34 +477,38 @@ class MemoryServerClient:
         """Closes the connection; a later call opens another."""
         self._connection.close()
 
-    # ---- how --------------------------------------------------------------------------------------------------------
+    # ---- single values ----------------------------------------------------------------------------------------------
 
-    def _put(self, key: str, data: bytes | memoryview, doing: str) -> None:
+    def _store_value(self, key: str, data: bytes | memoryview, doing: str) -> None:
+        """Stores a value; raises TierError if it is longer than a server accepts."""
         flat = data.cast("B") if isinstance(data, memoryview) else data
-        if len(flat) > MAX_VALUE_BYTES:  # the server would close the connection, and nobody knew why
+        if len(flat) > MAX_VALUE_BYTES:  # the server would close the connection without a reason
             raise TierError(
-                f"{doing}: {len(flat)} bytes, and a holder takes at most {MAX_VALUE_BYTES} in one value: keep large"
-                " data in tensors, which are saved in chunks"
+                f"{doing}: the value has {len(flat)} bytes, and a memory server accepts at most {MAX_VALUE_BYTES}: keep"
+                " large data in tensors, which are saved in chunks"
             )
         with translate_redis_errors(str(self), doing):
             self._connection.call("SET", key, flat)
 
-    def _get(self, key: str, what: str) -> bytes:
+    def _read_value(self, key: str, what: str) -> bytes:
+        """Reads a value; raises ChunkMissing if there is none."""
         with translate_redis_errors(str(self), f"reading the {what}"):
-            found = self._connection.call("GET", key)
-        if found is None:
+            reply = self._connection.call("GET", key)
+        if reply is None:
             raise ChunkMissing(f"{self} does not have the {what}")
-        return text_of(found, str(self), what)
+        return text_of(reply, str(self), what)
 
-    def _range(self, key: str, offset: int, length: int, what: str) -> bytes:
-        """In pieces of a chunk, so that no table is a reply for which the server cuts its reader off."""
+    def _read_range(self, key: str, offset: int, length: int, what: str) -> bytes:
+        """Reads a part of a value in pieces; the server would disconnect a reader that takes too long for a large reply."""
         pieces = []
         for start in range(offset, offset + length, CHUNK_BYTES):
-            last = min(start + CHUNK_BYTES, offset + length) - 1
+            last_byte = min(start + CHUNK_BYTES, offset + length) - 1
             with translate_redis_errors(str(self), f"reading the {what}"):
-                reply = self._connection.call("GETRANGE", key, start, last)
+                reply = self._connection.call("GETRANGE", key, start, last_byte)
             piece = text_of(reply, str(self), what)
-            if len(piece) != last - start + 1:
-                raise ChunkMissing(f"{self} has {len(piece)} of {last - start + 1} bytes from {start} of the {what}")
+            if len(piece) != last_byte - start + 1:
+                raise ChunkMissing(
+                    f"{self} has {len(piece)} of {last_byte - start + 1} bytes from {start} of the {what}"
+                )
             pieces.append(piece)
         return b"".join(pieces)

@@ -1,7 +1,7 @@
-"""Connects to one memory server: time limits, reads without copies, Redis errors translated.
+"""Implements a connection to one memory server, with time limits, copy-free reads and translated Redis errors.
 
-Built by the client and by provisioning. A call either ends within its limit or raises; nothing is retried here, since
-only the caller knows whether repeating is safe and worth the time.
+Made by the client and by provisioning. Each call ends within its time limit or raises. Nothing is retried here, since
+only the caller knows whether repeating a call is safe and worth the time.
 """
 
 from __future__ import annotations
@@ -33,264 +33,276 @@ _log = logging.getLogger(__name__)
 
 
 # ---- large values ----------------------------------------------------------------------------------------------------
-# Receives long replies straight into the caller's memory. Redis' own parsers take replies in pieces of 32 KiB and copy
-# each twice, which costs more than everything else about a read. A reply that is not the one expected is read to its
-# end like any other.
+# Receives long replies directly into the caller's memory. Redis' own parsers read replies in pieces of 32 KiB and copy
+# each twice, which costs more than the rest of a read. An unexpected reply is read to its end as usual.
 
 _MAX_LINE_BYTES = 512
+"""Longest first line of a reply: a length or an error."""
 
 
-def limit_by_kernel(line: socket.socket, seconds: float) -> None:
+def limit_by_kernel(sock: socket.socket, seconds: float) -> None:
     """Sets the socket's time limits in the kernel.
 
-    One call then sends or receives megabytes without waking this process for each part. Each wait ends after `seconds`
-    with BlockingIOError. TLS has records of its own and stays as it is.
+    Then one call sends or receives megabytes without waking this process for each part. A wait that exceeds `seconds`
+    ends with BlockingIOError. TLS sockets are left as they are, because TLS works on records of its own.
     """
-    if isinstance(line, ssl.SSLSocket):
+    if isinstance(sock, ssl.SSLSocket):
         return
-    whole = int(seconds)
-    limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    line.settimeout(None)
+    whole_seconds = int(seconds)
+    limit = struct.pack("ll", whole_seconds, max(1, int((seconds - whole_seconds) * 1e6)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.settimeout(None)
 
 
-def reply_into(line: socket.socket, into: memoryview) -> int:
+def reply_into(sock: socket.socket, into: memoryview) -> int:
     """Reads one string reply into `into`; returns the reply's length.
 
-    A shorter string fills the beginning of `into`. Raises redis' ResponseError for an error reply, ConnectionError for
-    anything else; after either, and after another length, the socket must be closed (`Wire.take` does).
+    A shorter string fills the beginning of `into`. Afterwards the socket must be closed, unless the reply had exactly
+    that length (`RespConnection.receive_into` does so).
+
+    Raises:
+        redis.exceptions.ResponseError: The reply is an error.
+        redis.exceptions.ConnectionError: The reply is neither a string that fits nor an error.
     """
     expected = b"$%d\r\n" % len(into)
     head = bytearray(len(expected))
-    seen = 0
-    while seen < len(head) and b"\r\n" not in head[:seen]:
-        seen += _received(line, memoryview(head)[seen:], 0)
+    header_bytes = 0
+    while header_bytes < len(head) and b"\r\n" not in head[:header_bytes]:
+        header_bytes += _receive_some(sock, memoryview(head)[header_bytes:], 0)
     if head == expected:
-        _fill(line, into)
-        _end(line)
+        _fill(sock, into)
+        _read_line_end(sock)
         return len(into)
-    return _other_reply(line, bytes(head[:seen]), into)
+    return _read_other_reply(sock, bytes(head[:header_bytes]), into)
 
 
-def _other_reply(line: socket.socket, start: bytes, into: memoryview) -> int:
-    """An error, an absent value, or a shorter string."""
+def _read_other_reply(sock: socket.socket, start: bytes, into: memoryview) -> int:
+    """Reads a reply that does not have the expected length: an error, an absent value (length 0) or a shorter string."""
     while b"\r\n" not in start and len(start) < _MAX_LINE_BYTES:
-        start += _more(line)
-    text, _, rest = start.partition(b"\r\n")
+        start += _receive_more(sock)
+    text, _, value_start = start.partition(b"\r\n")
     if text[:1] == b"-":
-        raise _error(text[1:].decode(errors="replace"))
+        raise _redis_error(text[1:].decode(errors="replace"))
     if text[:1] != b"$" or not text[1:].lstrip(b"-").isdigit() or int(text[1:]) > len(into):
-        raise redis.exceptions.ConnectionError(f"it answered {text[:60]!r} where {len(into)} bytes were expected")
+        raise redis.exceptions.ConnectionError(
+            f"it replied {text[:60]!r} where a string of {len(into)} bytes was expected"
+        )
     length = max(0, int(text[1:]))
-    into[: min(length, len(rest))] = rest[:length]
-    _fill(line, into[min(length, len(rest)) : length])
+    into[: min(length, len(value_start))] = value_start[:length]
+    _fill(sock, into[min(length, len(value_start)) : length])
     return length
 
 
-def _error(text: str) -> Exception:
-    """The class that redis-py gives an error of this text, so that callers tell them apart as everywhere."""
+def _redis_error(text: str) -> Exception:
+    """Returns the exception that redis-py makes of this error text, so that callers can handle it by its class."""
     parse: Any = redis.connection.DefaultParser.parse_error  # redis-py leaves it untyped
-    found = parse(text)
-    assert isinstance(found, Exception)
-    return found
+    error = parse(text)
+    assert isinstance(error, Exception)
+    return error
 
 
-def _fill(line: socket.socket, view: memoryview) -> None:
-    whole = 0 if isinstance(line, ssl.SSLSocket) else socket.MSG_WAITALL
+def _fill(sock: socket.socket, view: memoryview) -> None:
+    """Receives bytes until the view is full."""
+    flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
     while view:
-        view = view[_received(line, view, whole) :]
+        view = view[_receive_some(sock, view, flags) :]
 
 
-def _end(line: socket.socket) -> None:
+def _read_line_end(sock: socket.socket) -> None:
+    """Reads the line end after a string."""
     end = bytearray(2)
-    _fill(line, memoryview(end))
+    _fill(sock, memoryview(end))
     if end != b"\r\n":
-        raise redis.exceptions.ConnectionError("a reply did not end where its length said")
+        raise redis.exceptions.ConnectionError("a reply is longer than its length field states")
 
 
-def _more(line: socket.socket) -> bytes:
-    more = bytearray(_MAX_LINE_BYTES)
-    return bytes(more[: _received(line, memoryview(more), 0)])
+def _receive_more(sock: socket.socket) -> bytes:
+    """Receives at least one byte, at most `_MAX_LINE_BYTES`."""
+    buffer = bytearray(_MAX_LINE_BYTES)
+    return bytes(buffer[: _receive_some(sock, memoryview(buffer), 0)])
 
 
-def _received(line: socket.socket, view: memoryview, flags: int) -> int:
-    count = line.recv_into(view, 0, flags)
+def _receive_some(sock: socket.socket, view: memoryview, flags: int) -> int:
+    """Receives some bytes into the view and returns their number; raises at the end of the connection."""
+    count = sock.recv_into(view, 0, flags)
     if count == 0:
         raise redis.exceptions.ConnectionError("it closed the connection")
     return count
 
 
 # ---- commands without a connection -----------------------------------------------------------------------------------
-# Describes what is said to a holder, without a connection. A dialogue yields commands and is sent their replies. One
-# text of each call so serves an agent's thread (`Wire.converse`) and the operator's event loop, where a thread for each
-# holder would let one that is frozen delay the others.
+# Describes calls to a memory server independently of the connection. A dialogue is a generator that yields commands and
+# is sent their replies. So one description of each call serves both an agent's thread (`RespConnection.run_exchange`)
+# and the operator's event loop, where a thread per server would let a frozen server delay the others.
 
 T = TypeVar("T")
 
 Command = tuple[Any, ...]
+"""A command and its arguments."""
 Reply = Command | list[Command]
-"""One command, whose error is raised; or several that travel together, whose errors are among the replies. An empty list
-asks nothing: whoever carries out the dialogue may do something else before it goes on."""
+"""A dialogue's request: one command, whose error is raised, or several that are sent together, whose errors are returned
+among the replies. An empty list requests nothing, and lets the caller do other work before the dialogue continues."""
 Dialogue = Generator[Reply, Any, T]
+"""Yields requests, is sent replies, and returns the result of the call."""
 
 
 def run_exchange(dialogue: Dialogue[T], exchange: Callable[[Reply], Any]) -> T:
-    """Carries a dialogue to its end; `exchange` blocks until the reply.
+    """Runs a dialogue to its end, and returns its result; raises the error that the dialogue raises.
 
-    Raises what the dialogue makes of an error.
+    Args:
+        dialogue: The call.
+        exchange: Sends a request and blocks until its reply.
     """
     try:
-        asked = next(dialogue)
+        request = next(dialogue)
         while True:
             try:
-                reply = exchange(asked)
-            except Exception as error:  # noqa: BLE001  what an error means the dialogue says
-                asked = dialogue.throw(error)
+                reply = exchange(request)
+            except Exception as error:  # noqa: BLE001  the dialogue decides about the meaning of an error
+                request = dialogue.throw(error)
             else:
-                asked = dialogue.send(reply)
+                request = dialogue.send(reply)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # a generator's value is untyped
 
 
 def section_of(reply: bytes) -> dict[str, str]:
-    """Reads one section of INFO as a mapping."""
+    """Parses one section of INFO."""
     lines: Sequence[str] = reply.decode().splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 # ---- connections within a machine ------------------------------------------------------------------------------------
-# Detects whether a connection ends on this machine. A holder of this node is reached by its Unix socket, where the
-# kernel does none of a network's work for each packet. What reaches this machine by TCP has little under way at once.
-# Between two processes of one machine a byte is copied twice. With the kernel's usual megabytes under way the second
-# copy finds it in main memory; with a few hundred kilobytes it finds it in the core's cache. And what a network needs
-# against congestion costs there: BBR, the default of many machines, paces each burst by a timer. Both together doubled
-# what two holders took with one core (docs/measuring.md). On a network the kernel goes on choosing.
+# A memory server on the same node is reached by its Unix socket, where the kernel does none of a network's work for each
+# packet. TCP within a machine gets little data in flight: every byte is copied twice between the processes, and the
+# second copy finds it in the core's cache with a few hundred kilobytes in flight, but in main memory with the kernel's
+# usual megabytes. Congestion control is wasted there, too: BBR, the default of many machines, paces each burst by a
+# timer. Both limits together doubled the throughput of two servers on one core (docs/measuring.md). On a network the
+# kernel's own choices apply.
 
 UNDER_WAY_BYTES = 256 * 1024
-"""The kernel doubles it for its own needs. Less makes the two processes wake each other too often."""
+"""Send buffer for TCP within a machine; the kernel doubles it. With less, the processes wake each other too often."""
 
 CONGESTION = b"reno"
-"""Every Linux has it, and lets every process choose it."""
+"""Congestion control for TCP within a machine; every Linux has it and lets every process choose it."""
 
 NEAR_SECONDS = 40e-6
-"""A round trip of no network but a very near one, which at this size still carries 25 Gbit/s."""
+"""Longest round trip that counts as within a machine. A network that is as fast still reaches 25 Gbit/s at this size."""
 
 _TCP_INFO_RTT = 68
-"""Where Linux' tcp_info has the smoothed round trip, in microseconds."""
+"""Offset of the smoothed round trip, in microseconds, in Linux' tcp_info."""
 
 
-def limit_under_way(line: socket.socket) -> None:
-    """Limits an open connection's bytes under way, within this machine.
+def limit_under_way(sock: socket.socket) -> None:
+    """Limits the data in flight of a new connection if it ends on this machine.
 
-    Called once: sets send buffer and congestion control. TLS on top changes nothing; a Unix socket buffers as little.
+    Sets send buffer and congestion control; a Unix socket needs neither.
     """
-    if line.family == socket.AF_UNIX or not is_near(line):
+    if sock.family == socket.AF_UNIX or not is_near(sock):
         return
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
-    with contextlib.suppress(OSError):  # an administrator may forbid the choice: it is slower then, and nothing else
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
+    with contextlib.suppress(OSError):  # an administrator may forbid the choice, which only makes it slower
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
 
 
 def connect_socket(path: str, seconds: float) -> socket.socket:
-    """Connects to the server's Unix socket without waiting.
-
-    Raises OSError where nobody listens, or the backlog is full.
-    """
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Connects to a server's Unix socket; raises OSError if nothing listens there or the backlog is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        line.settimeout(seconds)
+        sock.settimeout(seconds)
         with reachable(Path(path)) as name:
-            line.connect(name)
+            sock.connect(name)
     except OSError:
-        line.close()
+        sock.close()
         raise
-    return line
+    return sock
 
 
-def count_fallback(path: str, why: str) -> None:
-    """Counts and logs a connection by TCP instead of the socket."""
-    from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
+def count_fallback(path: str, reason: str) -> None:
+    """Counts and logs that TCP is used because the Unix socket failed."""
+    from surefoot import metrics  # metrics of the runtime; the operator does not export them
 
     metrics.fallbacks.labels("memory_socket").inc()
-    _warn_once(path, why)
+    _warn_once(path, reason)
 
 
 @cache
-def _warn_once(path: str, why: str) -> None:
+def _warn_once(path: str, reason: str) -> None:
     _log.warning(
-        "this node's holder is reached by TCP, which costs more: its socket %s cannot be connected: %s. Let its folder"
-        " be mounted in both pods, or switch memoryTier.localSocket off",
+        "using TCP for this node's memory server, which costs more CPU, because connecting to its socket %s failed: %s."
+        " Mount the socket's folder in both pods, or set memoryTier.localSocket to off",
         path,
-        why,
+        reason,
     )
 
 
-def is_near(line: socket.socket) -> bool:
+def is_near(sock: socket.socket) -> bool:
     """Returns whether the other end is on this machine.
 
-    It has this end's address, or a round trip as short as only within a machine (a pod of the same node).
+    That is so if it has this end's address, or if the round trip is too short for a network (a pod of the same node).
     """
-    return line.getsockname()[0] == line.getpeername()[0] or 0 < round_trip_seconds(line) <= NEAR_SECONDS
+    return sock.getsockname()[0] == sock.getpeername()[0] or 0 < round_trip_seconds(sock) <= NEAR_SECONDS
 
 
-def round_trip_seconds(line: socket.socket) -> float:
-    """The connection's round trip as the kernel measured it; 0.0: unknown."""
-    told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT + 4)
-    if len(told) < _TCP_INFO_RTT + 4:
+def round_trip_seconds(sock: socket.socket) -> float:
+    """Returns the connection's round trip in seconds, as the kernel measured it; 0.0: unknown."""
+    tcp_info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT + 4)
+    if len(tcp_info) < _TCP_INFO_RTT + 4:
         return 0.0
-    (microseconds,) = struct.unpack_from("I", told, _TCP_INFO_RTT)
+    (microseconds,) = struct.unpack_from("I", tcp_info, _TCP_INFO_RTT)
     return float(microseconds) / 1e6
 
 
 # ---- connection ------------------------------------------------------------------------------------------------------
 
 TLS_NAME = "surefoot-memory"
-"""What every holder's certificate names."""
+"""The name in every memory server's certificate."""
 
 
-_NO_REPLY = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What reading a reply raises that is not of the shape it should have. UnicodeDecodeError is a ValueError."""
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""Errors that parsing a malformed reply raises; UnicodeDecodeError is a ValueError."""
 
-_CLOSED = re.compile(r"permissions to run the '(set|hset)' command", re.IGNORECASE)
-"""What a server says to an account that may read and not write: see `memory_server.provisioning`."""
+_READ_ONLY_ACCOUNT = re.compile(r"permissions to run the '(set|hset)' command", re.IGNORECASE)
+"""Error of a server whose job has used up its share and may only read: see `memory_server.provisioning`."""
 
-_WHOLE_BUFFER = 6000
-"""Arguments longer than this are sent from where they lie, not joined into one string."""
+_MAX_COPIED_BYTES = 6000
+"""Arguments longer than this are sent from the caller's memory, not copied into one buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Authenticates on a holder.
-
-    The empty user with an empty password means a server without accounts (loopback).
-    """
+    """Authenticates a client at a memory server. Without user and password the server has no accounts (loopback)."""
 
     user: str = ""
+    """Name of the account; empty: the default one."""
     password: str = field(default="", repr=False)
+    """Password of the account; empty: none is sent."""
     tls_ca: str = field(default="", repr=False)
-    """PEM of the authority by which a holder that speaks TLS proves itself; nothing else is trusted."""
+    """PEM of the only certificate authority that is trusted; empty: servers with TLS cannot be used."""
     local: LocalMemoryServers | None = None
-    """The holders that are reached by a socket of this node, if they have one."""
+    """Unix sockets of this node's servers; None: there are none."""
 
     def socket_to(self, server: MemoryServerId) -> str:
-        """Returns the path of the socket to that server.
-
-        Empty: it is reached by its address alone.
-        """
+        """Returns the path of that server's Unix socket; empty if it can only be reached by its address."""
         return "" if self.local is None else self.local.socket_of(server)
 
 
 def account_of(job: JobSettings) -> Credentials:
-    """The account by which a worker's processes reach the job's holders."""
+    """Returns the account by which a worker's processes use the job's memory servers."""
     return Credentials(job.memory_user, job.memory_password, job.memory_tls_ca, job.local_server)
 
 
 class RespConnection:
-    """Keeps one connection to a server, opened at first use.
+    """A connection to one server, opened at first use and again after a failure.
 
-    One that failed is opened anew. `call_seconds` limits connecting, sending one command, and each wait for bytes of
-    its reply. `socket_path`: the server's socket on this node, tried first.
+    Args:
+        host: Address for TCP.
+        port: Port for TCP.
+        credentials: The account.
+        call_seconds: Time limit for connecting, for sending one command, and for each wait for bytes of its reply.
+        tls: Whether TCP connections use TLS.
+        socket_path: The server's Unix socket, which is tried first; empty: it has none on this node.
     """
 
     def __init__(
@@ -313,35 +325,37 @@ class RespConnection:
             port=port,
             username=credentials.user or None,
             password=credentials.password or None,
-            socket_keepalive=True,  # and redis-py sets TCP_NODELAY
+            socket_keepalive=True,  # redis-py also sets TCP_NODELAY
             protocol=2,
-            driver_info=None,  # CLIENT SETINFO is not on a job's list of commands
+            driver_info=None,  # a job's account may not call CLIENT SETINFO
             retry=Retry(NoBackoff(), 0),
-            # the C packer copies a memoryview twice; this one hands it to the socket
-            command_packer=PythonRespSerializer(_WHOLE_BUFFER, _as_bytes),
+            # the C packer copies a memoryview twice; this one passes it to the socket
+            command_packer=PythonRespSerializer(_MAX_COPIED_BYTES, _argument_bytes),
         )
 
     def call(self, *arguments: Any) -> Any:
-        """Sends one command and returns Redis' reply: bytes, int, None or list."""
+        """Sends one command and returns Redis' reply: bytes, int, None or a list."""
         self.close_if_pending()
-        with self._limited():
-            self._connected()
+        with self._translated_timeouts():
+            self._open_socket()
             self._connection.send_command(*arguments)
             return self._connection.read_response()
 
     def run_exchange(self, dialogue: Dialogue[T]) -> T:
-        """Carries out a dialogue; every exchange has the call's time limit."""
+        """Runs a dialogue to its end; each of its commands has the time limit of a call."""
         return run_exchange(dialogue, self._exchange)
 
-    def _exchange(self, asked: Reply) -> Any:
-        if not isinstance(asked, list):
-            return self.call(*asked)
+    def _exchange(self, request: Reply) -> Any:
+        """Sends a request of a dialogue and returns the reply or replies."""
+        if not isinstance(request, list):
+            return self.call(*request)
         self.close_if_pending()
-        for command in asked:
+        for command in request:
             self.send(*command)
-        return [self._answer_or_error() for _ in asked]
+        return [self._receive_or_error() for _ in request]
 
-    def _answer_or_error(self) -> Any:
+    def _receive_or_error(self) -> Any:
+        """Reads a reply; returns an error of the server, and raises an error of the connection."""
         try:
             return self.receive()
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.InvalidResponse):
@@ -350,54 +364,52 @@ class RespConnection:
             return error
 
     def send(self, *arguments: Any) -> None:
-        """Sends one command whose reply `take` or `answer` reads later.
-
-        Several may be under way.
-        """
-        with self._limited():
-            self._connected()
+        """Sends one command whose reply `receive` or `receive_into` reads later; several may be outstanding."""
+        with self._translated_timeouts():
+            self._open_socket()
             self._connection.send_command(*arguments)
             self._awaited_replies += 1
 
     def receive_into(self, into: memoryview) -> int:
-        """Reads the reply to the oldest `ask` into `into`; returns its length.
+        """Reads the string reply to the oldest outstanding command into `into`; returns its length.
 
-        The reply is a string, no longer than `into`. A connection that failed since, or whose last reply was of another
-        length, has lost its requests: redis' ConnectionError.
+        Raises:
+            redis.exceptions.ConnectionError: The connection failed since the command was sent, or the last reply had
+                another length than its `into`: all outstanding commands are lost.
         """
         if not self._awaited_replies or self._connection._sock is None:
-            raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
-        whole = False
+            raise redis.exceptions.ConnectionError("the connection was closed after this command was sent")
+        is_complete = False
         try:
-            with self._limited():
-                length = reply_into(self._connected(), into)
-                whole = length == len(into)
+            with self._translated_timeouts():
+                length = reply_into(self._open_socket(), into)
+                is_complete = length == len(into)
                 return length
         finally:
             self._awaited_replies -= 1
-            if not whole:
+            if not is_complete:
                 self.close()
 
     @property
     def due(self) -> int:
-        """Number of replies under way."""
+        """Number of commands whose reply was not read yet."""
         return self._awaited_replies
 
     def receive(self) -> Any:
-        """The reply to the oldest command asked for, as `call` returns it."""
+        """Returns the reply to the oldest outstanding command, in the form of `call`."""
         if not self._awaited_replies or self._connection._sock is None:
-            raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
-        with self._limited():
+            raise redis.exceptions.ConnectionError("the connection was closed after this command was sent")
+        with self._translated_timeouts():
             self._awaited_replies -= 1
             return self._connection.read_response()
 
     def close_if_pending(self) -> None:
-        """Closes a connection with unread replies: another call would read them."""
+        """Closes a connection with unread replies, which the next call would mistake for its own."""
         if self._awaited_replies:
             self.close()
 
     def info(self, section: str) -> dict[str, str]:
-        """INFO of one section as a mapping."""
+        """Returns one section of INFO."""
         return section_of(self.call("INFO", section))
 
     def close(self) -> None:
@@ -405,37 +417,39 @@ class RespConnection:
         self._awaited_replies = 0
         self._connection.disconnect()
 
-    def _connected(self) -> socket.socket:
-        """The open connection, its limits set once."""
+    def _open_socket(self) -> socket.socket:
+        """Opens the connection if needed and returns its socket, with all limits set."""
         if self._connection._sock is None:
             self._awaited_replies = 0
             self._connection.connect()
-            opened: Any = self._connection._sock
-            limit_by_kernel(opened, self._call_seconds)
-            limit_under_way(opened)
+            sock: Any = self._connection._sock
+            limit_by_kernel(sock, self._call_seconds)
+            limit_under_way(sock)
         line: socket.socket = self._connection._sock
         return line
 
     @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Turns EAGAIN, the kernel's answer after a time limit, into redis' TimeoutError."""
+    def _translated_timeouts(self) -> Iterator[None]:
+        """Turns EAGAIN, by which the kernel reports a timeout, into redis' TimeoutError."""
         try:
             yield
         except (redis.exceptions.ConnectionError, BlockingIOError) as error:
             if isinstance(error, BlockingIOError) or isinstance(error.__context__, BlockingIOError):
                 self.close()
-                raise redis.exceptions.TimeoutError(f"nothing for {self._call_seconds:g} s") from error
+                raise redis.exceptions.TimeoutError(f"it sent nothing for {self._call_seconds:g} s") from error
             raise
-        except (redis.exceptions.InvalidResponse, *_NO_REPLY) as error:
-            self.close()  # where the next reply begins nobody knows
-            raise redis.exceptions.InvalidResponse(f"no reply of a Redis: {_short(error)}") from error
+        except (redis.exceptions.InvalidResponse, *_PARSE_ERRORS) as error:
+            self.close()  # the start of the next reply is unknown now
+            raise redis.exceptions.InvalidResponse(
+                f"received data that is no reply of Redis: {_first_line(error)}"
+            ) from error
 
 
 class _Connection(redis.Connection):
-    """By the server's socket on this node, else by TCP: over TLS if `authority` is not None.
+    """Connects by the server's Unix socket on this node, else by TCP, with TLS if `authority` is not None.
 
-    The socket is in clear in any case, as nothing on it leaves the node. The certificate of a server that speaks TLS
-    names the memory tier, not the address that its pod has today.
+    The socket needs no TLS, as nothing on it leaves the node. The certificate names the memory tier, not an address,
+    because a server's pod changes its address.
     """
 
     def __init__(self, authority: str | None, socket_path: str, call_seconds: float, **options: Any) -> None:
@@ -444,107 +458,118 @@ class _Connection(redis.Connection):
         make(socket_timeout=call_seconds, socket_connect_timeout=call_seconds, **options)
 
     def _connect(self) -> Any:
+        """Connects by the Unix socket if there is one, else by TCP."""
         if not self._socket_path:
-            return self._connect_far()
+            return self._connect_tcp()
         try:
             return connect_socket(self._socket_path, self._call_seconds)
         except OSError as error:
-            why = error.strerror or str(error)
-        opened = self._connect_far()
-        count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
-        return opened
+            reason = error.strerror or str(error)
+        sock = self._connect_tcp()
+        count_fallback(self._socket_path, reason)  # not before: if TCP fails too, the server is just gone
+        return sock
 
-    def _connect_far(self) -> Any:
+    def _connect_tcp(self) -> Any:
+        """Connects by TCP, with TLS if an authority is given."""
         make: Any = super()._connect
         if self._authority is None:
             return make()
         if not self._authority:
             raise redis.exceptions.ConnectionError(
-                "it speaks TLS, and no authority was given to verify it by (SUREFOOT_MEMORY_TLS_CA)"
+                "the server requires TLS, but SUREFOOT_MEMORY_TLS_CA has no certificate authority to verify it"
             )
         context = tls_context(self._authority)
-        plain = make()
+        tcp_socket = make()
         try:
-            return context.wrap_socket(plain, server_hostname=TLS_NAME)
+            return context.wrap_socket(tcp_socket, server_hostname=TLS_NAME)
         except OSError:  # ssl.SSLError is one
-            plain.close()
+            tcp_socket.close()
             raise
 
 
 @lru_cache(maxsize=16)
 def tls_context(authority: str) -> ssl.SSLContext:
-    """Returns what verifies a holder's certificate: this authority alone."""
+    """Returns the TLS context that trusts this authority alone."""
     try:
         context = ssl.create_default_context(cadata=authority)
     except ssl.SSLError as error:
-        raise ConfigurationError(f"the memory tier's authority is no certificate in PEM form: {error}") from error
+        raise ConfigurationError(
+            f"the certificate authority of the memory tier is not a PEM certificate: {error}"
+        ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
 
 @contextmanager
 def translate_parse_errors(where: str, doing: str) -> Iterator[None]:
-    """Turns a reply that cannot be parsed into HolderDamaged."""
+    """Turns the error of a malformed reply into InvalidServerReply."""
     try:
         yield
-    except (InvalidServerReply, *_NO_REPLY) as error:
+    except (InvalidServerReply, *_PARSE_ERRORS) as error:
         if isinstance(error, InvalidServerReply):
             raise
         raise InvalidServerReply(
-            f"{where} answered what no holder answers while {doing} ({type(error).__name__}: {_short(error)}): a key of it"
-            " was overwritten or damaged; restart that Redis, the other copies stay"
+            f"{where} sent an invalid reply while {doing} ({type(error).__name__}: {_first_line(error)}): one of its keys was"
+            " overwritten or damaged; restart that Redis, the other copies are not affected"
         ) from error
 
 
 @contextmanager
 def translate_redis_errors(where: str, doing: str) -> Iterator[None]:
-    """Turns Redis' errors into TierUnavailable, TierFull, TierError or their like.
+    """Turns Redis' errors into TierError and its subclasses.
 
-    The message says where, and while doing what.
+    Args:
+        where: The server, for the message.
+        doing: The call as a present participle, for the message.
     """
     try:
         yield
     except redis.exceptions.OutOfMemoryError as error:
-        raise TierFull(f"{where} is full while {doing}: raise its size, keep fewer checkpoints or add nodes") from error
+        raise TierFull(
+            f"{where} is full while {doing}: increase its size, keep fewer checkpoints or add nodes"
+        ) from error
     except redis.exceptions.NoPermissionError as error:
-        if _CLOSED.search(str(error)):
+        if _READ_ONLY_ACCOUNT.search(str(error)):
             raise TierFull(
-                f"{where} takes nothing of this job while {doing}: it holds more than its part there; keep fewer"
-                " checkpoints, or raise its sizeLimit or the memory tier's size"
+                f"{where} accepts no more data of this job while {doing}: the job has used up its share there; keep fewer"
+                " checkpoints, or increase its sizeLimit or the memory tier's size"
             ) from error
-        raise _rejected(where, doing, error) from error
+        raise _access_denied(where, doing, error) from error
     except redis.exceptions.AuthenticationError as error:
-        raise _rejected(where, doing, error) from error
+        raise _access_denied(where, doing, error) from error
     except redis.exceptions.NoScriptError as error:
-        raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
+        raise TierUnavailable(f"{where} lost its scripts while {doing}: the operator will load them again") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         if _is_distrusted(error):
-            raise AccessDenied(f"{where} proves itself by another authority while {doing}: {_short(error)}") from error
-        raise TierUnavailable(f"{where} does not answer while {doing}: {_short(error)}") from error
+            raise AccessDenied(
+                f"{where} has a certificate of another authority while {doing}: {_first_line(error)}"
+            ) from error
+        raise TierUnavailable(f"{where} does not answer while {doing}: {_first_line(error)}") from error
     except redis.exceptions.InvalidResponse as error:
-        raise InvalidServerReply(f"{where} does not speak like a Redis while {doing}: {_short(error)}") from error
+        raise InvalidServerReply(f"{where} does not reply like a Redis while {doing}: {_first_line(error)}") from error
     except redis.exceptions.ResponseError as error:
         if str(error).startswith(("NOAUTH", "WRONGPASS")):
-            raise AccessDenied(f"{where} refuses this account while {doing}: {_short(error)}") from error
+            raise AccessDenied(f"{where} rejects this account while {doing}: {_first_line(error)}") from error
         if str(error).startswith(("BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
-            raise TierUnavailable(f"{where} cannot serve now while {doing}: {_short(error)}") from error
+            raise TierUnavailable(f"{where} cannot serve now while {doing}: {_first_line(error)}") from error
         if str(error).startswith("WRONGTYPE") or "WRONGTYPE" in str(error):
             raise InvalidServerReply(
-                f"{where} has a key of another type than a holder's while {doing}: it was overwritten; restart that Redis,"
-                " the other copies stay"
+                f"{where} has a key of the wrong type while {doing}: it was overwritten; restart that Redis, the other"
+                " copies are not affected"
             ) from error
-        raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
+        raise TierError(f"{where} rejected {doing}: {_first_line(error)}") from error
 
 
-def _rejected(where: str, doing: str, error: Exception) -> AccessDenied:
+def _access_denied(where: str, doing: str, error: Exception) -> AccessDenied:
+    """Returns the error for a rejected account, with its possible causes."""
     return AccessDenied(
-        f"{where} refuses this account while {doing} ({_short(error)}): it restarted, is not provisioned yet, or the"
+        f"{where} rejects this account while {doing} ({_first_line(error)}): it restarted, is not yet provisioned, or the"
         " password was changed"
     )
 
 
 def _is_distrusted(error: BaseException | None) -> bool:
-    """Whether a certificate was presented and is not that of an authority that is known here."""
+    """Returns whether a certificate was presented whose authority is not trusted here."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True
@@ -552,12 +577,13 @@ def _is_distrusted(error: BaseException | None) -> bool:
     return False
 
 
-def _as_bytes(value: Any) -> bytes | memoryview:
+def _argument_bytes(value: Any) -> bytes | memoryview:
+    """Converts an argument of a command to bytes; a memoryview stays as it is."""
     if isinstance(value, (bytes, memoryview)):
         return value
     return str(value).encode() if isinstance(value, (str, int)) else bytes(value)
 
 
-def _short(error: BaseException) -> str:
-    """The first line; Redis' texts never carry a password."""
+def _first_line(error: BaseException) -> str:
+    """Returns the first line of an error, at most 200 characters; Redis' texts never contain a password."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

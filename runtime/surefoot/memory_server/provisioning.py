@@ -1,8 +1,8 @@
-"""Creates and removes a job's account and keys on a holder.
+"""Creates and removes a job's account and keys on a memory server.
 
-The operator does so, with the administrator's account. All of it is idempotent, since scripts and accounts vanish with
-a restart and a new leader provisions again. The account comes last: whoever can log in finds fence and scripts in
-place.
+The operator does this with the administrator's account. All calls are idempotent, since scripts and accounts vanish with
+a restart and every new leader provisions again. The account is created last, so that a client that can log in finds
+fence and scripts in place.
 """
 
 from __future__ import annotations
@@ -30,78 +30,77 @@ from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_LEF
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 
-# ---- servers of a job ------------------------------------------------------------------------------------------------
-# Measures what a job holds on a server, and closes its account. The administrator's calls, under a quota. A closed
-# account reads, drops and seals as before and writes nothing: restores go on, saves are refused by name.
+# ---- quota of a job --------------------------------------------------------------------------------------------------
+# The administrator's calls that enforce a quota: they measure a job's data on a server, and close its account for
+# writing. A closed account can still read, delete and fence: restores work, and saves are rejected with the reason.
 
 WRITING = ("set", "copy", "hset")
-"""The commands that a closed account lacks; without them no script of ours commits either."""
+"""The commands that a closed account lacks; without them no script can commit, either."""
 
 _SCAN_BATCH = 500
+"""Keys per call while all keys of a job are scanned."""
 
 
 class JobUsage:
-    """Measures and closes one job's holdings, in dialogues of an administrator."""
+    """Measures and limits the data of one job on one server, in dialogues of the administrator."""
 
     def __init__(self, where: str, job: str) -> None:
         self._where, self._job = where, job
 
     def used_bytes(self) -> Dialogue[int]:
-        """Sums the bytes of all the job's keys, whatever their type."""
+        """Returns the bytes of all keys of the job, whatever their type."""
         doing = f"measuring job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             total, cursor = 0, 0
             while True:
                 cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
-                total += yield from _bytes_of(names)
+                total += yield from _measure_keys(names)
                 if cursor == 0:
                     return total
 
     def accounts(self) -> Dialogue[int]:
-        """Number of jobs with an account on this server."""
+        """Returns the number of jobs with an account on this server."""
         doing = "counting accounts"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             return sum(name != b"default" for name in (yield ("ACL USERS",)))
 
     def close(self, account: Credentials) -> Dialogue[int]:
-        """Revokes the account's write commands, then removes keys without index entry.
-
-        Open connections lose them at once.
+        """Revokes the account's write commands, also on open connections, and then removes keys without index entry.
 
         Returns:
-            How many keys were removed.
+            The number of removed keys.
         """
         doing = f"closing the account of job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
-            # nothing is committed any more, so what has no entry now never gets one
-            needed = yield from self._needed()
-            gone, cursor = 0, 0
+            # nothing can be committed from here on, so data without an entry will never get one
+            needed = yield from self._needed_keys()
+            removed_count, cursor = 0, 0
             while True:
                 cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
-                left = [name for name in names if not needed(name.decode(errors="replace"))]
-                for start in range(0, len(left), _SCAN_BATCH):
-                    gone += int((yield ("UNLINK", *left[start : start + _SCAN_BATCH])))
+                unneeded = [name for name in names if not needed(name.decode(errors="replace"))]
+                for start in range(0, len(unneeded), _SCAN_BATCH):
+                    removed_count += int((yield ("UNLINK", *unneeded[start : start + _SCAN_BATCH])))
                 if cursor == 0:
-                    return gone
+                    return removed_count
 
     def open(self, account: Credentials) -> Dialogue[None]:
-        """It writes again."""
+        """Gives the account its write commands back."""
         doing = f"opening the account of job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
 
-    def _needed(self) -> Dialogue[Callable[[str], bool]]:
-        """Judges names of keys: whether the index, or the job itself, needs them.
+    def _needed_keys(self) -> Dialogue[Callable[[str], bool]]:
+        """Returns a function that decides whether the index, or the job itself, needs a key of this name.
 
-        Of an index that is larger than any nothing is read, and all is needed: it may be repaired.
+        An index larger than the limits is not read, and all keys count as needed, since the index may be repaired.
         """
         job, index = self._job, scripts.index_key(self._job)
         if (yield ("HLEN", index)) > MAX_INDEX_ENTRIES:
             return lambda name: True
         if ((yield ("MEMORY USAGE", index, "SAMPLES", 0)) or 0) > MAX_INDEX_BYTES:
             return lambda name: True
-        own = {scripts.fence_key(job), scripts.instance_key(job), index, scripts.watermark_key(job)}
+        needed_names = {scripts.fence_key(job), scripts.instance_key(job), index, scripts.watermark_key(job)}
         chunks: dict[str, int] = {}
         for number, (field, text) in enumerate(_pairs((yield ("HGETALL", index)))):
             if number % _SCAN_BATCH == _SCAN_BATCH - 1:
@@ -109,21 +108,22 @@ class JobUsage:
             try:
                 manifest = RankManifest.from_json(text)
             except ProtocolError:
-                own.add(f"{scripts.of_job(job)}{field.decode(errors='replace')}")
+                needed_names.add(f"{scripts.of_job(job)}{field.decode(errors='replace')}")
                 continue
-            own.add(scripts.layout_key(job, manifest.layout))
+            needed_names.add(scripts.layout_key(job, manifest.layout))
             chunks[scripts.index_field(manifest.save)] = manifest.chunks
 
         def is_needed(name: str) -> bool:
             save, _, part = name.removeprefix(scripts.of_job(job)).rpartition(":")
-            return name in own or (save in chunks and scripts.is_data_of(part, chunks[save]))
+            return name in needed_names or (save in chunks and scripts.is_data_of(part, chunks[save]))
 
         return is_needed
 
 
-def _bytes_of(names: list[bytes]) -> Dialogue[int]:
+def _measure_keys(names: list[bytes]) -> Dialogue[int]:
+    """Sums the bytes of these keys."""
     lengths = (yield [("STRLEN", name) for name in names]) if names else []
-    # an error: no string
+    # STRLEN fails for keys that are no strings: these are measured below
     total = sum(int(length) for length in lengths if not isinstance(length, Exception))
     for name, length in zip(names, lengths, strict=True):
         if isinstance(length, Exception):
@@ -132,21 +132,20 @@ def _bytes_of(names: list[bytes]) -> Dialogue[int]:
 
 
 def scan_step(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
-    """Reads some names of keys below `prefix`, with the next cursor.
-
-    Begins at cursor 0, and is over where 0 comes back.
+    """Reads some names of keys with this prefix, and the next cursor; a scan starts and ends with cursor 0.
 
     Raises:
-        ValueError: the server's scan goes round in place.
+        ValueError: The server returned the same cursor again, so the scan would never end.
     """
-    answer = yield ("SCAN", cursor, "MATCH", f"{scripts.escape_pattern(prefix)}*", "COUNT", _SCAN_BATCH)
-    asked, cursor = cursor, int(answer[0])
-    if cursor and cursor == asked:
-        raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
-    return cursor, answer[1]
+    reply = yield ("SCAN", cursor, "MATCH", f"{scripts.escape_pattern(prefix)}*", "COUNT", _SCAN_BATCH)
+    previous_cursor, cursor = cursor, int(reply[0])
+    if cursor and cursor == previous_cursor:
+        raise ValueError(f"a scan from cursor {cursor} returned the same cursor {cursor}: it would never end")
+    return cursor, reply[1]
 
 
 def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """Pairs the alternating names and values of a hash."""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
@@ -166,49 +165,53 @@ JOB_COMMANDS = (
     "evalsha",
     "ping",
 )
-"""All that a job's account may run, in scripts too. Nothing that lists keys: SCAN ignores an account's key patterns."""
+"""Commands of a job's account, also within scripts. None of them lists keys: SCAN ignores an account's key patterns."""
 
 
 INSTANCE_DIGITS = 12
-"""Of a run id's 40: enough to tell the runs of one server apart, and a status of two thousand of them stays small."""
+"""Digits of a run id (of 40) that are stored: enough to distinguish runs, and short in a status with 2,000 servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """A server's memory in bytes; `limit_bytes` 0 means none is set."""
+    """The memory of a server."""
 
     used_bytes: int
+    """Bytes in use."""
     limit_bytes: int
+    """Limit in bytes (`maxmemory`); 0: none is set."""
 
 
 class AdminCalls:
     """Describes the administrator's calls to one server, as dialogues."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.where = f"the holder at {host}:{port}"
+        self.where = f"the memory server at {host}:{port}"
 
     def instance(self) -> Dialogue[str]:
-        """The first digits of the run id, new with each start.
-
-        It tells an empty holder from the one before it.
-        """
+        """Returns the first digits of the server's run id, which is new after each start."""
         with translate_parse_errors(self.where, "naming its run"):
-            return (yield from self._info("server"))["run_id"][:INSTANCE_DIGITS]
+            return (yield from self._read_info("server"))["run_id"][:INSTANCE_DIGITS]
 
     def process(self) -> Dialogue[tuple[str, int]]:
-        """Instance and process id of the server that answers here."""
+        """Returns instance and process id of the server that replies at this address."""
         with translate_parse_errors(self.where, "naming its process"):
-            info = yield from self._info("server")
+            info = yield from self._read_info("server")
             return info["run_id"][:INSTANCE_DIGITS], int(info["process_id"])
 
     def provision(self, job: str, account: Credentials, epoch: int) -> Dialogue[str]:
-        """Makes this server a holder of `job`; returns its instance.
+        """Makes this server a memory server of the job; returns its instance.
 
-        The fence is `epoch` at least. Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An
-        account without a user name is left out; that is for servers on loopback without accounts.
+        Args:
+            job: Uid of the job.
+            account: The job's account; without a user name none is created (servers without accounts, on loopback).
+            epoch: The least fence of the job.
+
+        Raises:
+            Fenced: The server is fenced for a newer generation, so the caller is no longer the leader.
         """
         instance = yield from self.instance()
-        named = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
+        keys = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             loaded = yield [("SCRIPT LOAD", script.source) for script in scripts.ALL]
@@ -216,29 +219,28 @@ class AdminCalls:
                 if isinstance(digest, Exception):
                     raise digest
                 if digest.decode() != script.sha:
-                    raise TierError(f"{self.where} gave script {script.name} another digest: it is no Redis")
-            result = yield ("EVALSHA", scripts.PROVISION.sha, len(named), *named, epoch, instance)
+                    raise TierError(f"{self.where} computed another digest for script {script.name}: it is not a Redis")
+            result = yield ("EVALSHA", scripts.PROVISION.sha, len(keys), *keys, epoch, instance)
             if result[0] == b"fenced":
-                raise Fenced(f"{self.where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
+                raise Fenced(
+                    f"{self.where} is fenced for generation {result[1].decode()} of job {job}, which is newer than {epoch}"
+                )
             if result[0] == b"damaged":
                 raise InvalidServerReply(
-                    f"{self.where}: {result[1].decode(errors='replace')} is no number, it was overwritten or damaged;"
-                    " restart that Redis, the other copies stay"
+                    f"{self.where}: {result[1].decode(errors='replace')} is not a number, it was overwritten or damaged;"
+                    " restart that Redis, the other copies are not affected"
                 )
             if account.user:
-                yield ("ACL SETUSER", account.user, *_rules(job, account.password))
+                yield ("ACL SETUSER", account.user, *_account_rules(job, account.password))
         return instance
 
     def is_being_filled(self) -> Dialogue[bool]:
-        """Returns whether this server's memory is being touched now.
-
-        Waiting some seconds gives a faster holder.
-        """
-        with translate_redis_errors(self.where, "asking whether it is being filled"):
+        """Returns whether the server is prefaulting its memory. It will be faster after these seconds."""
+        with translate_redis_errors(self.where, "checking whether it prefaults its memory"):
             return bool((yield ("EXISTS", scripts.FILLING_KEY)))
 
     def remove_job(self, job: str, user: str) -> Dialogue[None]:
-        """Ends the job's account, then removes all its keys. Absent is success."""
+        """Removes the job's account and then all its keys; a missing account or key is no error."""
         doing = f"removing job {job}"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             if user:
@@ -252,72 +254,77 @@ class AdminCalls:
                     return
 
     def jobs(self) -> Dialogue[frozenset[str]]:
-        """Uids of all jobs that have keys here."""
+        """Returns the uids of all jobs that have keys here."""
         with translate_parse_errors(self.where, "listing jobs"), translate_redis_errors(self.where, "listing jobs"):
             uids, cursor = set[str](), 0
             while True:
                 cursor, names = yield from scan_step(scripts.KEY_PREFIX, cursor)
-                uids |= scripts.jobs_of(map(_name, names))
+                uids |= scripts.jobs_of(map(_decode_name, names))
                 if cursor == 0:
                     return frozenset(uids)
 
     def unindexed(self, job: str) -> Dialogue[dict[RankSave, tuple[str, ...]]]:
         """Lists data keys without index entry, by rank save.
 
-        They are of a save under way, or of one whose writer died. What is committed after the index was read is listed
-        too: `sweep` refuses it. Of very many keys the first that a scan finds are listed, and the others next time.
+        They belong to a save in progress, or to one whose writer died. A save that is committed after the index was
+        read may be listed, too, and `SWEEP` will not delete it. Stops after a limit of keys; a later call lists others.
         """
         doing = f"looking for leftovers of job {job}"
         leftovers: defaultdict[RankSave, list[str]] = defaultdict(list)
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
-            indexed = {_name(name) for name in (yield from self._fields(job))}
-            cursor, listed = 0, 0
+            indexed = {_decode_name(name) for name in (yield from self._index_fields(job))}
+            cursor, listed_count = 0, 0
             while True:
                 cursor, names = yield from scan_step(scripts.of_job(job), cursor)
-                for name in map(_name, names):
+                for name in map(_decode_name, names):
                     field = name.removeprefix(scripts.of_job(job)).rpartition(":")[0]
                     if field not in indexed and (save := scripts.save_of(field)) is not None:
                         leftovers[save].append(name)
-                        listed += 1
-                if cursor == 0 or listed >= MAX_LEFTOVER_KEYS:
+                        listed_count += 1
+                if cursor == 0 or listed_count >= MAX_LEFTOVER_KEYS:
                     return {save: tuple(sorted(leftovers[save])) for save in sorted(leftovers)}
 
-    def _fields(self, job: str) -> Dialogue[list[bytes]]:
-        """The names of the job's index entries. Raises OutOfBounds for an index that is larger than any."""
-        named = [
+    def _index_fields(self, job: str) -> Dialogue[list[bytes]]:
+        """Returns the names of the job's index entries; raises OutOfBounds if the index is larger than the limits."""
+        keys = [
             scripts.fence_key(job),
             scripts.instance_key(job),
             scripts.absent_key(job),
             scripts.index_key(job),
             scripts.watermark_key(job),
         ]
-        result = yield ("EVALSHA", scripts.FIELDS.sha, len(named), *named, 0, "", *limits_of(MAX_INDEX_ENTRIES))
+        result = yield ("EVALSHA", scripts.FIELDS.sha, len(keys), *keys, 0, "", *limits_of(MAX_INDEX_ENTRIES))
         if result[0] == b"large":
-            what, size, most = (part.decode(errors="replace") for part in result[1:4])
-            raise OutOfBounds(f"{self.where} of job {job}", what, size, f"0 to {most}")
+            field, size, limit = (part.decode(errors="replace") for part in result[1:4])
+            raise OutOfBounds(f"{self.where} of job {job}", field, size, f"0 to {limit}")
         return list(result[1])
 
     def memory(self) -> Dialogue[ServerMemory]:
-        """Measures the whole server."""
+        """Returns the memory of the whole server."""
         with translate_parse_errors(self.where, "measuring its memory"):
-            info = yield from self._info("memory")
+            info = yield from self._read_info("memory")
             return ServerMemory(int(info["used_memory"]), int(info["maxmemory"]))
 
     def job_usage(self, job: str) -> JobUsage:
-        """The job's holdings here."""
+        """Returns the calls that measure and limit the job's data here."""
         return JobUsage(self.where, job)
 
-    def _info(self, section: str) -> Dialogue[dict[str, str]]:
+    def _read_info(self, section: str) -> Dialogue[dict[str, str]]:
+        """Reads one section of INFO."""
         doing = f"reading {section} information"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             return section_of((yield ("INFO", section)))
 
 
 class MemoryServerAdmin:
-    """Connects to one server as administrator; for one thread.
+    """Runs the calls of `AdminCalls` on a connection of its own; for one thread, and cheap to make.
 
-    Cheap to make. `tls_ca`: the authority of a server that speaks TLS; None: it does not. Its calls are those of
-    `AdminCalls`, carried out.
+    Args:
+        host: Address of the server.
+        port: Port of the server.
+        password: The administrator's password.
+        call_seconds: Time limit for each call.
+        tls_ca: PEM of the certificate authority of a server with TLS; None: it has no TLS.
     """
 
     def __init__(
@@ -328,42 +335,44 @@ class MemoryServerAdmin:
         self._connection = RespConnection(host, port, account, call_seconds, tls_ca is not None)
 
     def instance(self) -> str:
+        """Returns the first digits of the server's run id, which is new after each start."""
         return self._connection.run_exchange(self._calls.instance())
 
     def process(self) -> tuple[str, int]:
-        """Instance and process id of the server that answers here.
-
-        It may not be the process that was just started.
-        """
+        """Returns instance and process id of the server that replies here, which may not be the one just started."""
         return self._connection.run_exchange(self._calls.process())
 
     def provision(self, job: str, account: Credentials, epoch: int) -> str:
-        """Makes this server a holder of `job`; see `AdminCalls.provision`."""
+        """Makes this server a memory server of the job; see `AdminCalls.provision`."""
         return self._connection.run_exchange(self._calls.provision(job, account, epoch))
 
     def is_being_filled(self) -> bool:
+        """Returns whether the server is prefaulting its memory."""
         return self._connection.run_exchange(self._calls.is_being_filled())
 
     def remove_job(self, job: str, user: str) -> None:
-        """Ends the job's account, then removes all its keys. Absent is success."""
+        """Removes the job's account and then all its keys; a missing account or key is no error."""
         self._connection.run_exchange(self._calls.remove_job(job, user))
 
     def jobs(self) -> frozenset[str]:
-        """Uids of all jobs that have keys here."""
+        """Returns the uids of all jobs that have keys here."""
         return self._connection.run_exchange(self._calls.jobs())
 
     def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
+        """Lists data keys without index entry, by rank save; see `AdminCalls.unindexed`."""
         return self._connection.run_exchange(self._calls.unindexed(job))
 
     def memory(self) -> ServerMemory:
+        """Returns the memory of the whole server."""
         return self._connection.run_exchange(self._calls.memory())
 
     def close(self) -> None:
+        """Closes the connection."""
         self._connection.close()
 
 
-def _rules(job: str, password: str) -> list[str]:
-    """The whole account, from nothing: replaces whatever was there under that name."""
+def _account_rules(job: str, password: str) -> list[str]:
+    """Returns the rules that define a job's account completely, whatever rules it had before."""
     digest = sha256(password.encode()).hexdigest()
     return [
         "reset",
@@ -374,25 +383,29 @@ def _rules(job: str, password: str) -> list[str]:
     ]
 
 
-def _name(key: bytes) -> str:
-    """A key's name; one that others wrote here and that is no text is none of ours, and matches nothing."""
+def _decode_name(key: bytes) -> str:
+    """Decodes a key's name; a foreign key that is not text becomes a name that matches nothing."""
     return key.decode(errors="replace")
 
 
 # ---- prefaulting of memory -------------------------------------------------------------------------------------------
-# Pre-touches a new Redis' memory by writing and removing chunk-sized values. No save pays for the pages then. Freed
-# pages stay with the server (see MALLOC_ENVIRONMENT in `server`). Called where a server is started, and by the
-# companion; `go_on` is asked between values.
+# Prefaults a new Redis' memory by writing and deleting values of a chunk's size, so that no save is slowed down by page
+# faults. Freed pages stay with the server (see MALLOC_ENVIRONMENT in `server_process`). Called by the starter of a
+# server and by the sidecar.
 
 VALUE_BYTES = CHUNK_BYTES + 64
-"""What one value occupies: a whole class of the allocator."""
+"""Memory that one value takes: exactly one size class of the allocator."""
 _FILL_BATCH = 16
+"""Values between two checks, and per deletion."""
 
 
 def fill_memory(wire: RespConnection, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
-    """Touches up to `size` free bytes; returns how many.
+    """Prefaults up to `size` free bytes; returns the number of bytes.
 
-    `go_on(values written)` may end it early.
+    Args:
+        wire: Connection to the server.
+        size: Bytes to prefault.
+        go_on: Called regularly with the number of values written; false ends the prefaulting.
     """
     payload = memoryview(bytes(CHUNK_BYTES))
     written = 0
@@ -403,22 +416,23 @@ def fill_memory(wire: RespConnection, size: int, go_on: Callable[[int], bool] = 
             try:
                 wire.call("SET", f"{scripts.FILL_PREFIX}{written}", payload)
             except redis.exceptions.OutOfMemoryError:
-                break  # everything that there is has been touched
+                break  # the server's limit is reached, so all of its memory is prefaulted
             written += 1
     finally:
-        _remove(wire, written)
+        _remove_values(wire, written)
     return written * VALUE_BYTES
 
 
-def _remove(wire: RespConnection, written: int) -> None:
+def _remove_values(wire: RespConnection, written: int) -> None:
+    """Deletes the first `written` values."""
     for start in range(0, written, _FILL_BATCH):
-        # not UNLINK: the room is free again when this returns
+        # DEL, not UNLINK: the memory must be free when this returns
         wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(start, min(start + _FILL_BATCH, written))))
 
 
 def remove_filled_leftovers(wire: RespConnection) -> int:
-    """Removes what an earlier fill left that was killed; how many values."""
-    for first in count(step=_FILL_BATCH):
-        if not wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(first, first + _FILL_BATCH))):
-            return first
+    """Deletes the values of an earlier prefaulting that was killed; returns the number of values checked."""
+    for first_index in count(step=_FILL_BATCH):
+        if not wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(first_index, first_index + _FILL_BATCH))):
+            return first_index
     raise AssertionError("count() has no end")

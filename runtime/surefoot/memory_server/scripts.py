@@ -1,11 +1,11 @@
-"""Defines the Lua scripts by which a holder seals, commits and drops.
+"""Defines the Lua scripts by which a memory server fences, commits and deletes.
 
-They run by EVALSHA under the job's own account (the operator loads them), touch declared keys only, and answer with a
-list of strings whose first says what happened. They must work when memory is full: a server over its limit refuses
-writes to a script until that script has written once, and UNLINK is never refused. So each unlinks a key that is
-never there before it writes.
+They are called by EVALSHA under the job's own account (the operator loads them) and touch declared keys only. Each
+returns a list of strings whose first one is the outcome. They must work when memory is full: a server above its limit
+rejects writes of a script until that script has written once, but never rejects UNLINK. So each of them unlinks a key
+that never exists before it writes.
 
-KEYS always begin with fence, instance, absent, index; ARGV with the writer's epoch and the instance it means.
+KEYS begin with fence, instance, absent and index; ARGV with the writer's generation and the instance that it means.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Defines a script: name for messages, source, and digest for EVALSHA."""
+    """A script and its digest."""
 
     name: str
+    """Name for messages."""
     source: str
+    """Source in Lua."""
     sha: str = field(init=False)
+    """SHA-1 of the source, by which EVALSHA calls it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sha", sha1(self.source.encode(), usedforsecurity=False).hexdigest())
@@ -49,10 +52,10 @@ redis.call('SET', KEYS[1], ARGV[1])
 return {'ok'}
 """,
 )
-"""Names the instance and sets the first fence. The operator's alone: it is what makes this server a holder of the job."""
+"""Records the instance and the first fence of a job. Only the operator may call it: it makes the server one of the job's."""
 
 SEAL = Script(
-    "seal",
+    "fence",
     _GUARD
     + """
 redis.call('UNLINK', KEYS[3])
@@ -60,6 +63,7 @@ redis.call('SET', KEYS[1], ARGV[1])
 return {'ok'}
 """,
 )
+"""Raises the fence to ARGV[1]: writers of older generations are rejected from then on."""
 
 COMMIT = Script(
     "commit",
@@ -79,10 +83,11 @@ if before ~= ARGV[4] then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
 return {'ok'}
 """,
 )
-"""KEYS[5] is the layout, from 6 on the data; ARGV: 3 field, 4 manifest, 5 entry it may replace, from 6 on lengths."""
+"""Adds an entry to the index if all its data is there. KEYS[5] is the layout, KEYS from 6 on the data. ARGV: 3 field,
+4 manifest, 5 the damaged entry that it may replace, from 6 on the lengths of the data."""
 
 DROP = Script(
-    "drop",
+    "delete",
     _GUARD
     + """
 redis.call('HDEL', KEYS[4], ARGV[3])
@@ -90,10 +95,10 @@ for i = 5, #KEYS do redis.call('UNLINK', KEYS[i]) end
 return {'ok'}
 """,
 )
-"""KEYS from 5 on are the data; ARGV[3] is the field. The entry goes first, and all of it in one call."""
+"""Deletes an entry, and data in the same call, after the entry. KEYS from 5 on are the data, ARGV[3] is the field."""
 
 MARK = Script(
-    "mark",
+    "set_watermark",
     _GUARD
     + """
 redis.call('UNLINK', KEYS[3])
@@ -101,7 +106,7 @@ redis.call('SET', KEYS[5], ARGV[3])
 return {'ok'}
 """,
 )
-"""KEYS[5] is the watermark, ARGV[3] its new value."""
+"""Stores the watermark. KEYS[5] is its key, ARGV[3] the value."""
 
 READ = Script(
     "read",
@@ -110,7 +115,7 @@ if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
 return {'ok', redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[5]) or '', redis.call('HGETALL', KEYS[4])}
 """,
 )
-"""Fence, watermark and index of one moment and one instance; one that restarted is silent, never empty."""
+"""Reads fence, watermark and index at one moment. A restarted server counts as unreachable, never as empty."""
 
 _BOUNDS = """
 for _, key in ipairs({KEYS[1], KEYS[2], KEYS[5]}) do
@@ -122,17 +127,17 @@ if entries > tonumber(ARGV[4]) then return {'large', 'the number of index entrie
 local size = redis.call('MEMORY', 'USAGE', KEYS[4], 'SAMPLES', '0') or 0
 if size > tonumber(ARGV[5]) then return {'large', 'the bytes of the index', string.format('%.0f', size), ARGV[5]} end
 """
-"""Looks at sizes alone, and in the same moment as what follows: a tenant may write whatever it likes in between."""
+"""Rejects a large index by its size alone. Must run in the same script as the read, as the tenant may write in between."""
 
-LOOK = Script("look", _BOUNDS + READ.source)
-"""As READ, for the administrator, who reads the keys of all jobs: refuses what is larger than ARGV[3] (bytes of a key),
-ARGV[4] (entries) or ARGV[5] (bytes of the index)."""
+LOOK = Script("read_bounded", _BOUNDS + READ.source)
+"""Like READ, for the administrator, who reads the keys of all jobs. Rejects an index that is larger than ARGV[3] (bytes
+of a key), ARGV[4] (entries) or ARGV[5] (bytes of the index)."""
 
-FIELDS = Script("fields", _BOUNDS + "return {'ok', redis.call('HKEYS', KEYS[4])}")
-"""The names of the index' entries, under the same bounds."""
+FIELDS = Script("read_fields", _BOUNDS + "return {'ok', redis.call('HKEYS', KEYS[4])}")
+"""Reads the names of the index entries, within the same limits."""
 
 SWEEP = Script(
-    "sweep",
+    "delete_uncommitted",
     _GUARD
     + """
 if redis.call('HGET', KEYS[4], ARGV[3]) then return {'indexed'} end
@@ -140,116 +145,113 @@ for i = 5, #KEYS do redis.call('UNLINK', KEYS[i]) end
 return {'ok'}
 """,
 )
-"""As DROP, of data that has no entry: one that was committed since it was looked at stays whole."""
+"""Deletes data that has no index entry, and nothing if the save was committed in the meantime. Arguments as in DROP."""
 
 ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
+"""The scripts that the operator loads."""
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
-# Names the keys on a holder, all below `sf:{job uid}:`. A job's account reaches nothing else.
+# Names the keys on a memory server. All are below `sf:{job uid}:`, and a job's account can access nothing else.
 
 KEY_PREFIX = "sf:"
+"""Prefix of the keys of all jobs."""
 FILL_PREFIX = "surefoot-prefault:"
-"""Values that only touch memory; gone when that is done."""
+"""Prefix of values that only prefault memory; deleted when that is done."""
 FILLING_KEY = "surefoot-prefaulting"
-"""There while a new server's memory is touched, for seconds: it is nobody's holder yet."""
+"""Exists for some seconds while a new server prefaults its memory. No job may use the server yet."""
 
 
 def of_job(job: str) -> str:
-    """The prefix of all the job's keys."""
+    """Returns the prefix of all keys of a job."""
     return f"{KEY_PREFIX}{job}:"
 
 
 def fence_key(job: str) -> str:
-    """String: the newest epoch that sealed or committed; older writers are refused."""
+    """Names the string with the newest generation that fenced or committed; older writers are rejected."""
     return f"{of_job(job)}fence"
 
 
 def instance_key(job: str) -> str:
-    """String: which run of the server the job was provisioned on.
-
-    It tells a holder that restarted from the one before.
-    """
+    """Names the string with the run id of the server when the job was provisioned, which reveals a restart."""
     return f"{of_job(job)}instance"
 
 
 def index_key(job: str) -> str:
-    """Hash: `epoch:step:rank` to the rank manifest.
-
-    An entry means that the whole rank save is here.
-    """
+    """Names the hash from `generation:step:rank` to rank manifest; an entry means that the whole rank save is here."""
     return f"{of_job(job)}index"
 
 
 def watermark_key(job: str) -> str:
-    """String: `epoch:step` of the newest checkpoint known to be on enough holders."""
+    """Names the string `generation:step` with the newest checkpoint that is known to be on enough memory servers."""
     return f"{of_job(job)}watermark"
 
 
 def absent_key(job: str) -> str:
-    """A key that is never written, for scripts to unlink first.
-
-    A full server lets a script write once it has unlinked.
-    """
+    """Names the key that is never written; scripts unlink it first, after which a full server lets them write."""
     return f"{of_job(job)}absent"
 
 
 def layout_key(job: str, digest: str) -> str:
-    """String: the layout record of that digest."""
+    """Names the string with a layout record."""
     return f"{of_job(job)}layout:{digest}"
 
 
 def chunk_key(job: str, save: RankSave, number: int) -> str:
-    return f"{_of_save(job, save)}c{number}"
+    """Names the string with a chunk of a save."""
+    return f"{_save_prefix(job, save)}c{number}"
 
 
 def digests_key(job: str, save: RankSave) -> str:
-    return f"{_of_save(job, save)}d"
+    """Names the string with the digest table of a save."""
+    return f"{_save_prefix(job, save)}d"
 
 
 def values_key(job: str, save: RankSave) -> str:
-    return f"{_of_save(job, save)}v"
+    """Names the string with the plain values of a save."""
+    return f"{_save_prefix(job, save)}v"
 
 
 def data_of(job: str, save: RankSave, chunks: int) -> list[str]:
-    """Lists the data keys of a rank save: digests, values, chunks."""
+    """Lists the data keys of a rank save: digests, values and chunks."""
     return list(names_of(job, save, chunks))
 
 
 def names_of(job: str, save: RankSave, chunks: int) -> Iterator[str]:
-    """Yields what `data_of` lists: of a large save they are some hundred thousand."""
+    """Yields the data keys of a rank save one by one: a large save has some hundred thousand."""
     yield digests_key(job, save)
     yield values_key(job, save)
     yield from (chunk_key(job, save, number) for number in range(chunks))
 
 
 def is_data_of(name: str, chunks: int) -> bool:
-    """Whether the last part of a key's name is that of data of a save with so many chunks."""
+    """Whether the last part of a key's name is that of data of a save with this many chunks."""
     if name in ("d", "v"):
         return True
     return name[:1] == "c" and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < chunks
 
 
 def index_field(save: RankSave) -> str:
-    """The rank save's field in the index."""
+    """Returns the field of a rank save in the index."""
     return f"{save.generation}:{save.step}:{save.rank}"
 
 
 def save_of(field_text: str) -> RankSave | None:
-    """The inverse of `field`; None where it is not one."""
+    """Parses a field of the index; None if it is malformed."""
     parts = field_text.split(":") if len(field_text) <= MAX_KEY_BYTES else []
     return RankSave(*map(int, parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else None
 
 
 def jobs_of(names: Iterable[str]) -> set[str]:
-    """Job uids that these key names belong to."""
+    """Returns the uids of the jobs that these keys belong to."""
     return {name.split(":")[1] for name in names if name.startswith(KEY_PREFIX) and name.count(":") > 1}
 
 
-def _of_save(job: str, save: RankSave) -> str:
+def _save_prefix(job: str, save: RankSave) -> str:
+    """Returns the prefix of the data keys of a save."""
     return f"{of_job(job)}{save.generation}:{save.step}:{save.rank}:"
 
 
 def escape_pattern(text: str) -> str:
-    """`text` as a pattern that matches itself alone."""
+    """Escapes a text so that it matches only itself in a Redis pattern."""
     return "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in text)

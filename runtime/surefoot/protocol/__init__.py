@@ -1,4 +1,4 @@
-"""Holds what operator and runtime share, without I/O, clocks or frameworks.
+"""Contains the parts that operator and runtime share, without I/O, clocks or frameworks.
 
 Identities, messages, lineage, and the pure rules about checkpoints: both sides decide with the same functions.
 """

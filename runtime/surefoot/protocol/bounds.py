@@ -88,16 +88,16 @@ def max_layout_values(ranks: int) -> int:
     return MAX_LAYOUT_VALUES * max(1, ranks)
 
 
-def check(record: str, field: str, value: int | float, most: int, least: int = 0) -> None:
-    """Raises OutOfBounds unless `least` ≤ value ≤ `most`."""
-    if not least <= value <= most:  # written so that NaN, for which every comparison is false, is rejected
-        raise OutOfBounds(record, field, short_repr(value), f"{least} to {most}")
+def check(record: str, field: str, value: int | float, maximum: int, minimum: int = 0) -> None:
+    """Raises OutOfBounds unless `minimum` ≤ value ≤ `maximum`."""
+    if not minimum <= value <= maximum:  # written so that NaN, for which every comparison is false, is rejected
+        raise OutOfBounds(record, field, short_repr(value), f"{minimum} to {maximum}")
 
 
-def check_text(record: str, field: str, text: str, most: int = MAX_NAME_CHARACTERS) -> None:
-    """Raises OutOfBounds if the text has more than `most` characters."""
-    if len(text) > most:
-        raise OutOfBounds(record, f"the length of {field}", str(len(text)), f"0 to {most}")
+def check_text(record: str, field: str, text: str, max_characters: int = MAX_NAME_CHARACTERS) -> None:
+    """Raises OutOfBounds if the text has more than `max_characters`."""
+    if len(text) > max_characters:
+        raise OutOfBounds(record, f"the length of {field}", str(len(text)), f"0 to {max_characters}")
 
 
 def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) -> None:
@@ -113,18 +113,18 @@ def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) 
         raise OutOfBounds(record, "the number of its values", str(values), f"0 to {max_values}")
 
 
-def values_of(text: str | bytes) -> int:
+def values_of(json_text: str | bytes) -> int:
     """Returns an upper bound of the number of values in a JSON text, without parsing it."""
-    if isinstance(text, str):
-        return text.count(",") + text.count("[") + text.count("{")
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
+    if isinstance(json_text, str):
+        return json_text.count(",") + json_text.count("[") + json_text.count("{")
+    return json_text.count(b",") + json_text.count(b"[") + json_text.count(b"{")
 
 
-def has_every_rank(ranks: Collection[int], world: int) -> bool:
-    """Returns whether these distinct ranks are 0 to `world` - 1, in time that does not depend on a foreign `world`."""
-    return len(ranks) == world and bool(ranks) and min(ranks) == 0 and max(ranks) == world - 1
+def has_every_rank(ranks: Collection[int], world_size: int) -> bool:
+    """Returns whether these distinct ranks are 0 to `world_size` - 1, without counting up to a foreign number."""
+    return len(ranks) == world_size and bool(ranks) and min(ranks) == 0 and max(ranks) == world_size - 1
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Cuts a text to `most` characters, the last of them `…`."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def shorten_text(text: str, max_characters: int) -> str:
+    """Cuts a text to `max_characters`, the last of them `…`."""
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"

@@ -78,9 +78,9 @@ def spike_text(name: str, value: float, before: RecentValues) -> str:
 class AnomalyRun:
     """The newest unbroken run of steps with a loss anomaly."""
 
-    last: int = 0
+    last_step: int = 0
     """Newest step of the run; 0: no step was anomalous."""
-    since: int = 0
+    first_step: int = 0
     """First step of the run; 0: no step was anomalous."""
     kind: AnomalyKind = ""
     """Worst anomaly in the run: a value that is not finite is worse than a spike."""
@@ -90,20 +90,20 @@ class AnomalyRun:
     @classmethod
     def of_saved(cls, values: Mapping[str, Any]) -> AnomalyRun:
         """Reads the run that a checkpoint stores; an empty mapping means no anomaly."""
-        fields = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
+        fields = {name: values[name] for name in ("last_step", "first_step", "kind", "text") if name in values}
         return cls(**fields)
 
     @property
     def saved(self) -> dict[str, Any]:
         """The run as a checkpoint stores it; empty without an anomaly."""
-        return asdict(self) if self.last else {}
+        return asdict(self) if self.last_step else {}
 
     @property
     def progress_fields(self) -> dict[str, Any]:
         """The run as keyword arguments of `Progress`."""
         return {
-            "anomaly_step": self.last,
-            "anomaly_since_step": self.since,
+            "anomaly_step": self.last_step,
+            "anomaly_since_step": self.first_step,
             "anomaly_kind": self.kind,
             "anomaly_text": self.text,
         }
@@ -112,9 +112,9 @@ class AnomalyRun:
         """Adds an anomalous step, which extends the run if it follows it directly; an empty `kind` changes nothing."""
         if not kind:
             return self
-        extends_run = self.last == step - 1
+        extends_run = self.last_step == step - 1
         worst_kind: AnomalyKind = "not-finite" if extends_run and self.kind == "not-finite" else kind
-        return AnomalyRun(step, self.since if extends_run else step, worst_kind, text)
+        return AnomalyRun(step, self.first_step if extends_run else step, worst_kind, text)
 
 
 NO_ANOMALIES = AnomalyRun()

@@ -76,6 +76,6 @@ def test_whatever_is_told_the_window_is_bounded_and_finite(values: list[float]) 
 def test_what_a_checkpoint_says_of_odd_steps_is_taken_up_again() -> None:
     odd = AnomalyRun().followed_by(8, "spike", "far").followed_by(9, "not-finite", "nan").followed_by(10, "", "")
     assert AnomalyRun.of_saved(odd.saved) == odd
-    assert (odd.last, odd.since, odd.kind) == (9, 8, "not-finite")
+    assert (odd.last_step, odd.first_step, odd.kind) == (9, 8, "not-finite")
     assert AnomalyRun().saved == {}
     assert AnomalyRun.of_saved({}) == AnomalyRun()

@@ -134,7 +134,7 @@ RESTORE = (
              patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING,
              scope=Scope("beyond the branch", 1, 3, 1, 1)),
     Mutation("a checkpoint counts though a rank's part is nowhere",
-             patches=((completeness, "_agreed_layouts", _ranks_that_are_there), (completeness, "_world_size_matches", constant(True)))),
+             patches=((completeness, "_agreed_layout_digests", _ranks_that_are_there), (completeness, "_world_size_matches", constant(True)))),
     Mutation("a bad checkpoint is chosen again", patches=((restore_point, "unreadable_checkpoints", constant(frozenset())),),
              settings=replace(ROUGH, kinds=("chunk is damaged", "trainer dies"), faults=16, replicas=1)),
     Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_wait_for_flushes", constant(None)),), settings=DYING_TRAINERS),

@@ -1,4 +1,4 @@
-"""`python -m surefoot.memory_server.sidecar` watches local Redis servers until SIGTERM, and serves HTTP."""
+"""`python -m surefoot.memory_server.sidecar` monitors local Redis servers until SIGTERM, and exports their metrics."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from surefoot.memory_server.sidecar.server_monitor import ServersWatch, render_m
 from surefoot.memory_server.sidecar.sidecar_settings import sidecar_settings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of Prometheus' text format."""
 _REQUEST_SECONDS = 5.0
+"""Time limit for one request."""
 _log = logging.getLogger(__name__)
 
 
 class SidecarServer(ThreadingHTTPServer):
-    """/metrics, /readyz and /healthz of a node's servers."""
+    """Serves /metrics, /readyz and /healthz for a node's servers."""
 
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -31,16 +33,20 @@ class SidecarServer(ThreadingHTTPServer):
         super().__init__(("", port), _RequestHandler)
 
     def server_bind(self) -> None:
+        """Binds to IPv6 and IPv4, where the machine has both."""
         if self.address_family is socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
+    """Replies to one HTTP request."""
+
     timeout = _REQUEST_SECONDS
     server: SidecarServer
 
     def do_GET(self) -> None:
+        """Replies with metrics, readiness, liveness or 404."""
         node = self.server.node
         match self.path.partition("?")[0]:
             case "/metrics":
@@ -54,6 +60,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 self._reply(404, b"/metrics, /readyz or /healthz\n")
 
     def _reply(self, code: int, body: bytes) -> None:
+        """Sends a complete reply."""
         self.send_response(code)
         self.send_header("Content-Type", _TEXT)
         self.send_header("Content-Length", str(len(body)))
@@ -61,10 +68,11 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is the base class's
-        """A probe every two seconds is no news."""
+        """Logs nothing, as kubelet sends requests every two seconds."""
 
 
 def main() -> int:
+    """Runs the sidecar until a signal; returns its exit code, 2 for a wrong setting."""
     try:
         configure_logging(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         settings = sidecar_settings()
@@ -72,19 +80,19 @@ def main() -> int:
         _log.error("%s", error)
         return 2
     node = ServersWatch(settings)
-    # a pipe and no Event: a handler that sets an Event can meet the lock that the main thread is just taking to wait for it
+    # a pipe, not a threading.Event: a signal handler that sets an Event could deadlock with the main thread's wait for it
     wakeup_fd, signal_fd = os.pipe()
-    with SidecarServer(settings.port, node) as page:
+    with SidecarServer(settings.port, node) as http_server:
         ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))
-        _log.info("watching %s:%s; figures at port %d", settings.redis_host, ports, page.server_port)
-        answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)
-        answering.start()
+        _log.info("monitoring %s:%s; metrics at port %d", settings.redis_host, ports, http_server.server_port)
+        http_thread = threading.Thread(target=http_server.serve_forever, name="http", daemon=True)
+        http_thread.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os.write(signal_fd, b"!"))
         with node.watching():
             os.read(wakeup_fd, 1)
-        page.shutdown()
-        answering.join()
+        http_server.shutdown()
+        http_thread.join()
     return 0
 
 

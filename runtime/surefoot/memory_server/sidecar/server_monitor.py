@@ -1,6 +1,6 @@
-"""Watches every Redis server of the node, one thread each.
+"""Monitors every Redis server of the node, in one thread each.
 
-With one thread for all, a server that hangs would keep the others from being filled, and their figures would stand still.
+With one thread for all, a server that hangs would delay the prefaulting of the others and freeze their metrics.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 _log = logging.getLogger(__name__)
 
 
-# ---- memory watch ----------------------------------------------------------------------------------------------------
-# Polls one local Redis and pre-touches the memory of each new instance. A server counts as ready behind that. One
-# thread runs `run`; others read `seen`. A server that a job uses is only looked at: saves never wait for this.
+# Polls one local Redis and prefaults the memory of each new instance, after which the server counts as ready. One
+# thread runs `run`; other threads read `seen`. A server that a job uses is only polled, so no save ever waits for this.
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Holds the server's last known state; `ready` only while it answers."""
+    """The last known state of a server."""
 
     up: bool = False
+    """Whether it replied to the last poll."""
     ready: bool = False
-    reason: str = "nobody was asked yet"
+    """Whether it replied, and its memory is prefaulted or a job uses it already."""
+    reason: str = "it was not polled yet"
+    """Why it is not ready; empty: it is."""
     info: dict[str, str] = field(default_factory=dict)
+    """Its INFO; empty while it does not reply."""
     keys: int = 0
+    """Number of keys of all jobs."""
     filled_bytes: int = 0
+    """Memory that was prefaulted before it was ready."""
     fill_seconds: float = 0.0
+    """How long that took."""
 
 
 class Watch:
-    """Polls the server in `run` until `ended` is set.
+    """Polls one server in `run` until `ended` is set.
 
-    Any thread may read `seen`: it is replaced, never changed.
+    Any thread may read `seen`, an immutable object that is replaced.
     """
 
     def __init__(self, settings: SidecarSettings, server: int = 0) -> None:
@@ -57,152 +63,159 @@ class Watch:
         self._where = f"the Redis at {settings.redis_host}:{self._port}"
         self._wire: RespConnection | None = None
         self._instance = ""
-        self._looked_at = 0.0
+        self._polled_seconds = 0.0
         self._certificate = ""
         self.ended = threading.Event()
         self.seen = Seen()
 
     def run(self) -> None:
+        """Polls until stopped; a failed poll makes the server not ready, and the next one starts with a new connection."""
         while not self.ended.is_set():
             try:
                 self.look()
             except SurefootError as error:
-                self._away(str(error))
-            except Exception as error:  # noqa: BLE001  a thread that died would leave its server as it was seen last
-                self._away(f"{self._where} could not be looked at: {error!r}", error)
+                self._mark_down(str(error))
+            except Exception as error:  # noqa: BLE001  the thread must survive, or the last state would stay for ever
+                self._mark_down(f"cannot poll {self._where}: {error!r}", error)
             self.ended.wait(self._settings.poll_seconds)
         self._close()
 
     def look(self) -> None:
-        """Polls once, and fills the memory of a server that is new.
+        """Polls once, and prefaults the memory of a new instance.
 
-        Raises TierError or ConfigurationError.
+        Raises:
+            TierError, ConfigurationError: The server or a mounted file cannot be read.
         """
-        wire = self._opened()
-        with translate_redis_errors(self._where, "asking for its figures"):
-            self._note(wire)
+        wire = self._open_connection()
+        with translate_redis_errors(self._where, "polling it"):
+            self._store_figures(wire)
         instance = self.seen.info.get("run_id", "")
         if instance != self._instance:
-            self.seen = replace(self.seen, ready=False, reason="its memory is touched first", filled_bytes=0)
-            self._fill(wire)
+            self.seen = replace(self.seen, ready=False, reason="its memory is being prefaulted", filled_bytes=0)
+            self._prefault(wire)
             self._instance = instance
         if self._settings.tls_folder:
-            self._hand_in(wire)
+            self._load_renewed_certificate(wire)
         self.seen = replace(self.seen, ready=True, reason="")
 
-    def _hand_in(self, wire: RespConnection) -> None:
-        """Makes the server read a renewed certificate: it reads its files only on command."""
+    def _load_renewed_certificate(self, wire: RespConnection) -> None:
+        """Makes the server load a renewed certificate, since it reads its files only on command."""
         folder = Path(self._settings.tls_folder)
         certificate, key = folder / "tls.crt", folder / "tls.key"
-        now = _text(certificate)
-        if now == self._certificate:
+        content = _read_mounted(certificate)
+        if content == self._certificate:
             return
-        with translate_redis_errors(self._where, "handing in its renewed certificate"):
+        with translate_redis_errors(self._where, "loading its renewed certificate"):
             wire.call("CONFIG SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
         if self._certificate:
-            _log.info("%s: its certificate was renewed", self._where)
-        self._certificate = now
+            _log.info("%s has loaded its renewed certificate", self._where)
+        self._certificate = content
 
-    def _fill(self, wire: RespConnection) -> None:
-        """Fills the memory of a server without keys, until a job gets some."""
-        with translate_redis_errors(self._where, "touching its memory"):
-            began = time.monotonic()
-            # first the sign, then the look at who is there: whoever provisions does it in the other order
-            hold = max(1, round(self._settings.prefault_timeout_seconds))
-            wire.call("SET", scripts.FILLING_KEY, "1", "EX", hold)
+    def _prefault(self, wire: RespConnection) -> None:
+        """Prefaults the memory of a server without keys, until a job gets an account."""
+        with translate_redis_errors(self._where, "prefaulting its memory"):
+            start_seconds = time.monotonic()
+            # first the flag, then the check for jobs: provisioning does both in the opposite order, so neither misses the other
+            expiry_seconds = max(1, round(self._settings.prefault_timeout_seconds))
+            wire.call("SET", scripts.FILLING_KEY, "1", "EX", expiry_seconds)
             try:
                 provisioning.remove_filled_leftovers(wire)
-                size = self._room(wire)
-                done = provisioning.fill_memory(wire, size, lambda written: self._alone(wire, written))
+                size = self._prefault_size(wire)
+                prefaulted_bytes = provisioning.fill_memory(
+                    wire, size, lambda written: self._may_prefault(wire, written)
+                )
             finally:
                 wire.call("DEL", scripts.FILLING_KEY)
-            seconds = time.monotonic() - began
-        _log.info("%s: %d of %d bytes touched in %.1f s", self._where, done, size, seconds)
-        self.seen = replace(self.seen, filled_bytes=done, fill_seconds=seconds)
+            seconds = time.monotonic() - start_seconds
+        _log.info("prefaulted %d of %d bytes of %s in %.1f s", prefaulted_bytes, size, self._where, seconds)
+        self.seen = replace(self.seen, filled_bytes=prefaulted_bytes, fill_seconds=seconds)
 
-    def _room(self, wire: RespConnection) -> int:
+    def _prefault_size(self, wire: RespConnection) -> int:
+        """Returns how many bytes to prefault; 0 if the server has no limit."""
         info = wire.info("memory")
         limit, used = int(info["maxmemory"]), int(info["used_memory"])
         if limit == 0:
-            _log.warning("%s has no maxmemory: it is not filled, and its first saves are slow", self._where)
+            _log.warning(
+                "%s has no maxmemory: its memory is not prefaulted, and its first saves will be slow", self._where
+            )
             return 0
         return max(0, int(limit * self._settings.prefault_ratio) - used)
 
-    def _alone(self, wire: RespConnection, written: int) -> bool:
+    def _may_prefault(self, wire: RespConnection, written: int) -> bool:
+        """Returns whether prefaulting may continue: the monitor runs, and no job has stored a key."""
         if self.ended.is_set():
             return False
-        if time.monotonic() - self._looked_at > self._settings.poll_seconds:
-            self._note(wire)
-        own = written + int(wire.call("EXISTS", scripts.FILLING_KEY))
-        if int(wire.call("DBSIZE")) <= own:
+        if time.monotonic() - self._polled_seconds > self._settings.poll_seconds:
+            self._store_figures(wire)
+        own_keys = written + int(wire.call("EXISTS", scripts.FILLING_KEY))
+        if int(wire.call("DBSIZE")) <= own_keys:
             return True
-        _log.info("%s: a job has come, %d values were written until then", self._where, written)
+        _log.info("%s: prefaulting stops after %d values, because a job uses the server now", self._where, written)
         return False
 
-    def _note(self, wire: RespConnection) -> None:
+    def _store_figures(self, wire: RespConnection) -> None:
+        """Stores the server's present figures."""
         info = wire.info("default")
-        self._looked_at = time.monotonic()
+        self._polled_seconds = time.monotonic()
         self.seen = replace(self.seen, up=True, info=info, keys=int(wire.call("DBSIZE")))
 
-    def _opened(self) -> RespConnection:
+    def _open_connection(self) -> RespConnection:
+        """Returns the connection, made with the present password and authority if there is none."""
         if self._wire is None:
             settings = self._settings
             tls = bool(settings.tls_folder)
-            password = _text(Path(settings.password_file)).strip() if settings.password_file else ""
-            account = Credentials("", password, _text(Path(settings.tls_folder) / "ca.crt") if tls else "")
+            password = _read_mounted(Path(settings.password_file)).strip() if settings.password_file else ""
+            account = Credentials("", password, _read_mounted(Path(settings.tls_folder) / "ca.crt") if tls else "")
             self._wire = RespConnection(settings.redis_host, self._port, account, settings.call_timeout_seconds, tls)
         return self._wire
 
-    def _away(self, why: str, unforeseen: Exception | None = None) -> None:
-        if self.seen.reason != why:
-            _log.warning("%s", why, exc_info=unforeseen)
+    def _mark_down(self, reason: str, error: Exception | None = None) -> None:
+        """Marks the server as not replying, and logs the reason if it is a new one."""
+        if self.seen.reason != reason:
+            _log.warning("%s", reason, exc_info=error)
         self._close()
-        self.seen = Seen(reason=why)
+        self.seen = Seen(reason=reason)
 
     def _close(self) -> None:
+        """Closes the connection, so that the next poll reads the mounted files again."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
 
 
-def _text(path: Path) -> str:
+def _read_mounted(path: Path) -> str:
+    """Reads a mounted file; raises TierUnavailable if it does not exist yet."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise TierUnavailable(f"{path} is not there yet: it is mounted from a Secret") from error
+        raise TierUnavailable(f"{path} does not exist yet: it is mounted from a Secret") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
 
 
 # ---- server monitor --------------------------------------------------------------------------------------------------
 
 
 class ServersWatch:
-    """Owns a Watch and a thread for each server.
-
-    Any thread may ask it.
-    """
+    """Monitors all servers of the node, each in a thread of its own; any thread may read the states."""
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._watches = tuple(Watch(settings, server) for server in range(settings.servers))
 
     @property
     def states(self) -> tuple[Seen, ...]:
-        """The last known state of each server, by number."""
+        """The last known state of each server, by server index."""
         return tuple(watch.seen for watch in self._watches)
 
     @property
     def reason(self) -> str:
-        """Names each server that is not ready and why; empty: all are."""
-        seen = enumerate(self.states)
-        return "\n".join(f"server {server}: {one.reason}" for server, one in seen if not one.ready)
+        """Each server that is not ready, and why, in lines; empty: all are ready."""
+        states = enumerate(self.states)
+        return "\n".join(f"server {server}: {state.reason}" for server, state in states if not state.ready)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches until the block ends, and joins the threads.
-
-        A look that is under way is waited for.
-        """
+        """Monitors until the block ends, then waits for polls in progress and joins the threads."""
         threads = [
             threading.Thread(target=watch.run, name=f"server-{server}") for server, watch in enumerate(self._watches)
         ]
@@ -217,61 +230,70 @@ class ServersWatch:
                 thread.join()
 
 
-# ---- companion metrics -----------------------------------------------------------------------------------------------
-# Translates Redis' INFO into this project's Prometheus metrics, in base units. Pure.
+# ---- sidecar metrics -------------------------------------------------------------------------------------------------
+# Translates Redis' INFO into Prometheus metrics in base units. Pure.
 
 _LABELS = ("server",)
 _GAUGES = (
-    ("memory_used_bytes", "used_memory", "Bytes that the server counts as used."),
-    ("memory_max_bytes", "maxmemory", "Its limit (maxmemory); 0: none."),
-    ("memory_resident_bytes", "used_memory_rss", "Bytes that the kernel counts; touched pages stay."),
-    ("memory_fragmentation_ratio", "mem_fragmentation_ratio", "Resident by used bytes; high after filling, by design."),
+    ("used_bytes", "used_memory", "Bytes that the server counts as used."),
+    ("max_bytes", "maxmemory", "The server's limit (maxmemory); 0: none."),
+    ("resident_bytes", "used_memory_rss", "Resident bytes of the server's process, prefaulted memory included."),
+    ("fragmentation_ratio", "mem_fragmentation_ratio", "Resident by used bytes; high after prefaulting, by design."),
     ("connected_clients", "connected_clients", "Open connections."),
-    ("uptime_seconds", "uptime_in_seconds", "Since the server started: then it was empty."),
+    ("uptime_seconds", "uptime_in_seconds", "Time since the server started, empty."),
 )
+"""Metric, field of INFO, and help text of each gauge."""
 _COUNTERS = (
-    ("evicted_keys", "evicted_keys", "Keys pushed out by the memory limit: must stay 0 (noeviction)."),
-    ("commands", "total_commands_processed", "Commands carried out."),
+    ("evicted_keys", "evicted_keys", "Keys evicted by the memory limit: must stay 0 (noeviction)."),
+    ("commands", "total_commands_processed", "Commands processed."),
     ("connections_received", "total_connections_received", "Connections accepted."),
     ("network_receive_bytes", "total_net_input_bytes", "Bytes received from clients."),
     ("network_transmit_bytes", "total_net_output_bytes", "Bytes sent to clients."),
 )
+"""Metric without `_total`, field of INFO, and help text of each counter."""
 
 
-def render_metrics(seen: Sequence[Seen]) -> bytes:
-    """The text of /metrics; `seen` is by the servers' numbers."""
+def render_metrics(states: Sequence[Seen]) -> bytes:
+    """Returns the text of /metrics; `states` are by server index."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(seen))
+    registry.register(_MetricsCollector(states))
     return generate_latest(registry)
 
 
-class _Figures(Collector):
-    def __init__(self, seen: Sequence[Seen]) -> None:
-        self._seen = seen
+class _MetricsCollector(Collector):
+    """Exports the states of all servers as metrics."""
+
+    def __init__(self, states: Sequence[Seen]) -> None:
+        self._states = states
 
     def collect(self) -> Iterator[Metric]:
-        seen = self._seen
-        ready = "Whether its memory was touched, or a job uses it already."
-        yield from _gauge("up", "Whether the server answers.", [float(one.up) for one in seen])
-        yield from _gauge("ready", ready, [float(one.ready) for one in seen])
-        yield from _gauge("keys", "Keys of all jobs.", [float(one.keys) if one.up else None for one in seen])
-        filled = [float(one.filled_bytes) if one.up else None for one in seen]
-        yield from _gauge("filled_bytes", "Memory touched before it was ready.", filled)
-        took = [one.fill_seconds if one.up else None for one in seen]
-        yield from _gauge("fill_duration_seconds", "How long that took.", took)
-        for name, key, text in _GAUGES:
-            yield from _gauge(name, text, [_number(one.info, key) for one in seen])
-        for name, key, text in _COUNTERS:
-            counter = CounterMetricFamily(f"surefoot_holder_{name}", text, labels=_LABELS)
-            yield from _of_servers(counter, [_number(one.info, key) for one in seen])
+        states = self._states
+        ready = "Whether the server's memory is prefaulted, or a job uses it already."
+        yield from _gauge_of_servers("up", "Whether the server replies.", [float(state.up) for state in states])
+        yield from _gauge_of_servers("ready", ready, [float(state.ready) for state in states])
+        yield from _gauge_of_servers(
+            "keys", "Keys of all jobs.", [float(state.keys) if state.up else None for state in states]
+        )
+        prefaulted = [float(state.filled_bytes) if state.up else None for state in states]
+        yield from _gauge_of_servers(
+            "prefaulted_bytes", "Memory that was prefaulted before the server was ready.", prefaulted
+        )
+        durations = [state.fill_seconds if state.up else None for state in states]
+        yield from _gauge_of_servers("prefault_duration_seconds", "How long prefaulting took.", durations)
+        for name, key, help_text in _GAUGES:
+            yield from _gauge_of_servers(name, help_text, [_info_number(state.info, key) for state in states])
+        for name, key, help_text in _COUNTERS:
+            counter = CounterMetricFamily(f"surefoot_memory_server_{name}", help_text, labels=_LABELS)
+            yield from _add_samples(counter, [_info_number(state.info, key) for state in states])
 
 
-def _gauge(name: str, text: str, values: Sequence[float | None]) -> Iterator[Metric]:
-    return _of_servers(GaugeMetricFamily(f"surefoot_holder_{name}", text, labels=_LABELS), values)
+def _gauge_of_servers(name: str, help_text: str, values: Sequence[float | None]) -> Iterator[Metric]:
+    """Yields a gauge with the value of each server that has one."""
+    return _add_samples(GaugeMetricFamily(f"surefoot_memory_server_{name}", help_text, labels=_LABELS), values)
 
 
-def _of_servers(family: GaugeMetricFamily | CounterMetricFamily, values: Sequence[float | None]) -> Iterator[Metric]:
-    """The family with a sample for each server that has a value; nothing if none has."""
+def _add_samples(family: GaugeMetricFamily | CounterMetricFamily, values: Sequence[float | None]) -> Iterator[Metric]:
+    """Yields the family with a sample for each server that has a value; nothing if none has."""
     for server, value in enumerate(values):
         if value is not None:
             family.add_metric([str(server)], value)
@@ -279,8 +301,9 @@ def _of_servers(family: GaugeMetricFamily | CounterMetricFamily, values: Sequenc
         yield family
 
 
-def _number(info: Mapping[str, str], key: str) -> float | None:
+def _info_number(info: Mapping[str, str], key: str) -> float | None:
+    """Returns a number of INFO; None if it is missing."""
     try:
         return float(info[key])
-    except (KeyError, ValueError):  # another server of Redis' protocol may not say it
+    except (KeyError, ValueError):  # a server that is only compatible with Redis may not report it
         return None
