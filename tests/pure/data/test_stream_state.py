@@ -306,7 +306,7 @@ def test_the_state_of_a_thousand_ranks_and_ten_thousand_shards_is_small() -> Non
     assert _bytes(middle) < 512, "what one rank saves of it, the first excepted"
 
 
-@pytest.mark.parametrize(("known", "shuffle_window"), [(True, 64), (False, 1)])
+@pytest.mark.parametrize(("known", "window"), [(True, 64), (False, 1)])
 def test_what_worlds_of_a_thousand_ranks_left_of_a_pass_is_small(known: bool, window: int) -> None:
     source, chance, states = Numbers((1000,) * 10_000, known), random.Random(3), list[dict[str, Any]]()
     for world in (1024, 1000, 1024):
