@@ -157,7 +157,7 @@ class Told:
             line.characters = line.messages = 0
         cpu, longest = time.process_time(), 0.0
         change()
-        while self.channel._due:
+        while self.channel._workers_to_serve:
             began = time.process_time()
             await asyncio.sleep(0)
             longest = max(longest, time.process_time() - began)

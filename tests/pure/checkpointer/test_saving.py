@@ -25,7 +25,7 @@ class Memory:
         self.sealed: list[Staged] = []
         self._memory, self._slot_bytes, self._next = bytearray(), 0, 0
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         self._memory, self._slot_bytes = bytearray(SLOTS * slot_bytes), slot_bytes
         return memoryview(self._memory), SLOTS, slot_bytes
 
@@ -33,13 +33,13 @@ class Memory:
         self._next = (self._next + 1) % SLOTS
         return self._next
 
-    def staged(self, message: Staged) -> None:
+    def hand_over_slot(self, message: Staged) -> None:
         self.sealed.append(message)
 
     def flush(self, seconds: float) -> bool:
         return True
 
-    def say(self, reason: str, text: str) -> None:
+    def notify(self, reason: str, text: str) -> None:
         raise AssertionError(f"{reason}: {text}")
 
     def stream(self) -> bytes:
