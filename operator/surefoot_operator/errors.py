@@ -1,4 +1,4 @@
-"""Defines the operator's errors."""
+"""Defines the errors that the operator raises on purpose."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ if TYPE_CHECKING:
 
 
 class Redacted:
-    """Replaces a value that an error must not repeat.
+    """Stands in an error for a value that must not be repeated, because it may be a secret or very long."""
 
-    It may be a secret, or be unbounded.
-    """
-
-    def __init__(self, said: str = "(not shown)") -> None:
-        self._replacement = said
+    def __init__(self, replacement: str = "(not shown)") -> None:
+        self._replacement = replacement
 
     def __repr__(self) -> str:
         return self._replacement
 
 
 class OperatorError(Exception):
-    """Anything the operator raises on purpose."""
+    """Base class of the errors that the operator raises on purpose."""
 
 
 class SpecError(OperatorError):
-    """A TrainingJob is not valid: the path, the value, what is allowed."""
+    """A TrainingJob is not valid.
+
+    Args:
+        path: the field, such as `spec.replicas`.
+        value: its value, or a `Redacted`.
+        allowed: the allowed values, as the end of a sentence.
+    """
 
     def __init__(self, path: str, value: object, allowed: str) -> None:
         super().__init__(f"{path}: {short_repr(value)} is not allowed; {allowed}")
@@ -38,54 +41,50 @@ class SpecError(OperatorError):
 
 
 class StatusConflict(OperatorError):
-    """The status changed under a write that tested it.
+    """The stored status is not the one that a write was to replace: observe and plan again.
 
-    Another leader was faster, or an earlier write of our own succeeded although its answer was lost. Observe again.
+    Another leader was faster, or an earlier write succeeded although its reply was lost.
     """
 
 
 class PlatformError(OperatorError):
-    """The fabric could not do what was asked; planned again later."""
+    """The platform could not carry out a call. The operator plans again later."""
 
     permanent = False
-    """What was asked is never right: asked again unchanged it is refused again."""
+    """Whether the same call would be rejected again."""
     decided = False
-    """The fabric answered, and will not do what was asked. Else it may have, or may do so late."""
+    """Whether the platform replied that it will not carry out the call. Otherwise it may have, or may still do so."""
     busy = False
-    """It was too busy: the same is accepted at a quieter moment."""
+    """Whether the platform was only too busy, and may accept the same call later."""
     closing = False
-    """The job's namespace is being deleted: nothing is created there any more."""
+    """Whether the job's namespace is being deleted, so that nothing can be created there."""
 
 
 class NotLeader(PlatformError):
-    """Without the lease nothing is decided or written."""
+    """This operator does not have the lease, without which it must not decide or write anything."""
 
 
 class ViewRefused(PlatformError):
-    """The fabric may not show what every plan needs: nothing is planned, whatever happens to the job."""
+    """The operator has no permission to read the objects that every plan needs, so that it cannot plan for the job at all."""
 
     status: JobStatus | None = None
-    """The job's, as it is stored; None: it cannot be read."""
+    """The stored status of the job; None: it cannot be read."""
 
 
 class JobRejected(PlatformError):
-    """The job cannot be run as it is stored.
+    """The job cannot be run as it is stored: its spec is invalid, or a user damaged its status. Only an edit helps."""
 
-    Its spec is invalid, or somebody edited its status. Only another edit helps.
-    """
-
-    def __init__(self, reason: str, generation: int, status: JobStatus | None, leaving: bool = False) -> None:
+    def __init__(
+        self, reason: str, metadata_generation: int, status: JobStatus | None, being_deleted: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.being_deleted = leaving
-        """It is being deleted, and waits for this operator."""
+        self.being_deleted = being_deleted
+        """Whether the job is being deleted and its finalizer waits for this operator."""
         self.reason = reason
-        self.metadata_generation = generation
+        self.metadata_generation = metadata_generation
         self.status = status
-        """None: it is the status that cannot be read; nothing may be written over it."""
+        """The stored status; None: it is damaged, and must not be overwritten."""
 
 
 class InvariantViolation(OperatorError):
-    """A plan or a record breaks an invariant and is refused.
-
-    Always a bug, never a fault of the environment.
-    """
+    """A plan or a record violates an invariant and is rejected: a bug, never a fault of the environment."""

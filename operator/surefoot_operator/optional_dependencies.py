@@ -1,6 +1,7 @@
 """Checks that a command's optional dependencies are installed.
 
-`pip install surefoot` alone brings what a holder's companion needs; a command without its part says so in one line.
+`pip install surefoot` alone installs only the dependencies of a memory server's sidecar. Any other command without its
+dependencies ends with one line that names the extra to install.
 """
 
 from __future__ import annotations
@@ -9,37 +10,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-_PARTS = {
+_MODULES_BY_EXTRA = {
     "cli": ("rich", "yaml", "jinja2", "kubernetes", "shtab"),
     "operator": ("kopf", "kubernetes", "cryptography", "yaml"),
     "runtime": ("torch", "numpy", "boto3", "botocore", "safetensors"),
 }
-"""Extra → modules that come with it."""
+"""Modules that each extra installs."""
 
 
 @contextmanager
 def require_extra(command: str, extra: str) -> Iterator[None]:
-    """Ends the process where a module of `extra` cannot be imported.
+    """Ends the process with a line that names the extra to install if one of its modules cannot be imported inside.
 
-    With a sentence that says what to install.
+    Args:
+        command: the command as the user typed it, for the message.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name not in _PARTS[extra]:
+        if name not in _MODULES_BY_EXTRA[extra]:
             raise
         raise SystemExit(f"{command}: {hint(name, extra)}") from None
 
 
 def missing_module(extra: str) -> str | None:
-    """Names the first module of `extra` that is not installed.
-
-    A sentence; None where all are there. Imports none of them.
-    """
-    name = next((name for name in _PARTS[extra] if find_spec(name) is None), None)
+    """Returns a sentence about the first module of `extra` that is not installed; None if all are. Imports none of them."""
+    name = next((name for name in _MODULES_BY_EXTRA[extra] if find_spec(name) is None), None)
     return None if name is None else hint(name, extra)
 
 
 def hint(name: str, extra: str) -> str:
-    return f"the module {name} is not installed; pip install 'surefoot[{extra}]' brings it"
+    """Returns the sentence that names a missing module and how to install it."""
+    return f"the module {name} is not installed; run pip install 'surefoot[{extra}]'"

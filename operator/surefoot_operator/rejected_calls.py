@@ -1,7 +1,7 @@
-"""Tracks which calls to the API server are refused again and again.
+"""Tracks which calls to the API server are rejected again and again.
 
-Pure: times are arguments, in monotonic seconds. Fed by `platforms.kubernetes.api_client` with the outcome of every call; jobs,
-`/readyz` and metrics report from here. A refusal that only the log hears leaves a job Running that nobody looks after.
+Pure: times are arguments, in monotonic seconds. `platforms.kubernetes.api_client` records the outcome of every call here; jobs,
+`/readyz` and metrics report from here. If only the log had it, a job whose operator cannot manage it would stay Running.
 """
 
 from __future__ import annotations
@@ -11,137 +11,154 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Cause = Literal["forbidden", "quota", "closing", "absent", "invalid", "busy", "failed", "silent"]
-"""Bounded, as it is a metric's label. `closing`: the namespace is being deleted; `silent`: no answer came."""
+"""Few words, because this is a label of a metric. `closing`: the namespace is being deleted; `silent`: no reply came."""
 
 REFUSED_SECONDS = 15.0
-"""A call that was refused more than once, and for so long, is reported: rights of a new release may come that late."""
+"""Time for which a call must be rejected, more than once, before it is reported: after an upgrade, permissions may come late."""
 FORGOTTEN_SECONDS = 90.0
-"""One that is not made again for so long is no longer wanted. Backoffs are shorter."""
-MOST_CALLS = 1024
-"""Of jobs' statuses, and of all else. Of more the first ones are kept: each has to be refused a second time before it counts."""
-MOST_OF_JOB = 32
-"""A thousand pods that one job's quota refuses leave room for what is refused to others."""
+"""Time without a repetition after which a rejected call is forgotten. Every backoff is shorter."""
+MAX_CALLS = 1024
+"""Maximum number of tracked calls, for status writes and for all others. The first ones are kept, because a call must be
+rejected a second time before it counts."""
+MAX_JOB_CALLS = 32
+"""Maximum number of tracked calls of one job, so that a thousand pods beyond its quota leave room for other jobs' calls."""
 
 STATUS = "trainingjobs/status"
 WATCH = "watch"
-_OF_EVERY_JOB = ("tokenreviews",)
-"""What the operator asks for itself, and agents of every job depend on; its watches too."""
-_OF_NO_JOB = ("controllerrevisions",)
-"""Listed for the rollout of the memory tier, which waits for it; no job does."""
+_SHARED_RESOURCES = ("tokenreviews",)
+"""Resources, in addition to watches, that the operator calls for itself and that every job depends on."""
+_ROLLOUT_RESOURCES = ("controllerrevisions",)
+"""Resources that only the rollout of the memory tier needs, and no job."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """What one call asked for, without its content."""
+    """Identity of a call to the API server: its verb and object, without its content."""
 
     verb: str
-    """`get`, `create`, `update`, `patch`, `delete`; `watch` is a list too."""
+    """`get`, `create`, `update`, `patch`, `delete`, or `watch`, which includes the list before it."""
     resource: str
-    """Plural, with a subresource: `trainingjobs/status`."""
+    """Plural name with the subresource: `trainingjobs/status`."""
     namespace: str = ""
+    """Namespace of the object; empty: none."""
     name: str = ""
+    """Name of the object; empty: all of them."""
     job: str = ""
-    """The uid of the job that it was made for; empty: the operator's own."""
+    """Uid of the job for which the call was made; empty: for the operator itself."""
 
     def __str__(self) -> str:
-        place = "/".join(part for part in (self.namespace, self.name) if part)
-        return f"{self.verb} {self.resource}{f' {place}' if place else ''}"
+        object_name = "/".join(part for part in (self.namespace, self.name) if part)
+        return f"{self.verb} {self.resource}{f' {object_name}' if object_name else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """A call that was refused, every time since `first_seconds`."""
+    """A call that was rejected every time since `first_seconds`."""
 
     call: ApiCall
     cause: Cause
     sentence: str
-    """The API server's own."""
+    """Message of the API server."""
     answer: str
-    """Its code and reason."""
+    """Status code and reason of the API server."""
     first_seconds: float
+    """When the first of these calls was rejected."""
     last_seconds: float
+    """When the last of them was rejected."""
     count: int = 1
+    """Number of rejections."""
 
     def __str__(self) -> str:
-        """The same text as long as it is refused with the same words."""
+        """Returns the message with the call: the same text as long as the API server gives the same message."""
         return f"{self.sentence} ({self.answer}: {self.call})"
 
 
 class RefusedCalls:
-    """The calls of one process that are refused at present; for `lasting_seconds` before they are reported."""
+    """The calls of one process that are rejected now.
+
+    Args:
+        lasting_seconds: how long a call must be rejected before it is reported.
+    """
 
     def __init__(self, lasting_seconds: float = REFUSED_SECONDS) -> None:
         self._lasting_seconds = lasting_seconds
         self._refused: dict[ApiCall, RefusedCall] = {}
         self._accepted: dict[tuple[str, str], float] = {}
-        """(verb, resource) -> when such a call was last accepted, of whatever object."""
+        """When a call with this (verb, resource) was last accepted, for any object."""
 
     def accept(self, call: ApiCall, now: float) -> None:
-        """Records that a call did what it asked for."""
+        """Records that a call succeeded."""
         self._refused.pop(call, None)
         self._accepted[call.verb, call.resource] = now
 
     def refuse(self, call: ApiCall, cause: Cause, sentence: str, answer: str, now: float) -> None:
-        """Records that a call was refused, or not answered."""
-        before = self._refused.get(call)
-        if before is None and not self._has_room(call, now):
+        """Records that a call was rejected or not answered.
+
+        Args:
+            sentence: the message of the API server.
+            answer: its status code and reason.
+        """
+        record = self._refused.get(call)
+        if record is None and not self._has_room(call, now):
             return
-        if before is None or now - before.last_seconds > FORGOTTEN_SECONDS:
-            before = RefusedCall(call, cause, sentence, answer, now, now, 0)
+        if record is None or now - record.last_seconds > FORGOTTEN_SECONDS:
+            record = RefusedCall(call, cause, sentence, answer, now, now, 0)
         self._refused[call] = replace(
-            before, cause=cause, sentence=sentence, answer=answer, last_seconds=now, count=before.count + 1
+            record, cause=cause, sentence=sentence, answer=answer, last_seconds=now, count=record.count + 1
         )
 
     def lasting(self, now: float, at_once: bool = False) -> tuple[RefusedCall, ...]:
-        """Returns what was refused for long, more than once, and is still asked for; the longest first.
+        """Returns the calls that were rejected more than once, for long, and are still repeated; the oldest first.
 
-        `at_once`: what was refused more than once, however lately.
+        Args:
+            at_once: includes calls that were rejected more than once only recently.
         """
         seconds = 0.0 if at_once else self._lasting_seconds
         self._forget(now)
-        found = (r for r in self._refused.values() if r.count > 1 and now - r.first_seconds >= seconds)
-        return tuple(sorted(found, key=lambda one: one.first_seconds))
+        long_rejected = (r for r in self._refused.values() if r.count > 1 and now - r.first_seconds >= seconds)
+        return tuple(sorted(long_rejected, key=lambda refused: refused.first_seconds))
 
     def of_job(self, job: str, now: float) -> tuple[RefusedCall, ...]:
-        """Returns what is refused of this job's own calls, and of what every job depends on."""
-        return tuple(r for r in self.lasting(now) if r.call.job == job or _is_of_every_job(r.call))
+        """Returns the rejected calls of this job, and those on which every job depends."""
+        return tuple(r for r in self.lasting(now) if r.call.job == job or _affects_every_job(r.call))
 
     def disabling(self, now: float, at_once: bool = False) -> tuple[RefusedCall, ...]:
-        """Returns the refusals that keep the operator from looking after any job.
+        """Returns the rejections that keep the operator from managing any job.
 
-        It may not see the cluster, or write no job's status. One tenant's quota or broken policy is none of them.
+        It may not read the cluster, or cannot write the status of any job. The quota or a broken policy of one tenant does not
+        count.
         """
         return tuple(r for r in self.lasting(now, at_once) if r.cause != "silent" and self._disables(r))
 
     def _forget(self, now: float) -> None:
-        for call in [c for c, one in self._refused.items() if now - one.last_seconds > FORGOTTEN_SECONDS]:
+        for call in [c for c, refused in self._refused.items() if now - refused.last_seconds > FORGOTTEN_SECONDS]:
             del self._refused[call]
 
     def _has_room(self, call: ApiCall, now: float) -> bool:
-        if _is_of_every_job(call):
-            return True  # few, as they name no object
+        if _affects_every_job(call):
+            return True  # there are few of them, because they name no object
         self._forget(now)
         is_status = call.resource == STATUS
-        alike = [one for one in self._refused if (one.resource == STATUS) == is_status]
-        of_job = sum(one.job == call.job for one in alike) if call.job else 0
-        return len(alike) < MOST_CALLS and of_job < MOST_OF_JOB
+        same_kind = [other for other in self._refused if (other.resource == STATUS) == is_status]
+        job_call_count = sum(other.job == call.job for other in same_kind) if call.job else 0
+        return len(same_kind) < MAX_CALLS and job_call_count < MAX_JOB_CALLS
 
     def _disables(self, refused: RefusedCall) -> bool:
         call = refused.call
         if call.resource != STATUS:
-            return _is_of_every_job(call)
+            return _affects_every_job(call)
         return self._accepted.get((call.verb, call.resource), -1.0) < refused.first_seconds
 
 
 def counted(refused: Iterable[RefusedCall]) -> dict[tuple[str, str, str], int]:
-    """Counts refused calls by verb, resource and cause."""
+    """Counts rejected calls by (verb, resource, cause)."""
     counts: dict[tuple[str, str, str], int] = {}
-    for one in refused:
-        key = (one.call.verb, one.call.resource, one.cause)
+    for rejection in refused:
+        key = (rejection.call.verb, rejection.call.resource, rejection.cause)
         counts[key] = counts.get(key, 0) + 1
     return counts
 
 
-def _is_of_every_job(call: ApiCall) -> bool:
-    is_asked_for_all = call.verb == WATCH and call.resource not in _OF_NO_JOB
-    return not call.job and (is_asked_for_all or call.resource in _OF_EVERY_JOB)
+def _affects_every_job(call: ApiCall) -> bool:
+    is_shared_watch = call.verb == WATCH and call.resource not in _ROLLOUT_RESOURCES
+    return not call.job and (is_shared_watch or call.resource in _SHARED_RESOURCES)

@@ -1,6 +1,6 @@
 """Defines the operator's limits and intervals, with units.
 
-Built by composition roots and passed down as values.
+The entry points build these values and pass them down.
 """
 
 from __future__ import annotations
@@ -15,49 +15,55 @@ _RECONCILES = Backoff(0.05, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Limits of the agents' server."""
+    """Limits of the coordinator: the server to which agents connect."""
 
     host: str = "127.0.0.1"
+    """Address on which it listens."""
     port: int = 0
-    """0: any free one."""
+    """Port on which it listens; 0: any free port."""
     hello_timeout_seconds: float = 5.0
-    """A connection that has not said hello, or could not be authenticated, by then is closed."""
+    """Time until a connection must have sent a valid, authenticated hello; after it, the connection is closed."""
     lead_seconds: float = 3.5
-    """Agents that come to one that does not lead are kept for so long: it may lead in a moment, and nobody else does."""
+    """Time for which a replica that does not lead keeps the connections of new agents, because it may lead in a moment."""
     close_seconds: float = 0.5
-    """How long a closing line is waited for before it is cut."""
+    """Time to wait for an orderly close of a connection before it is aborted."""
     send_queue: int = 256
-    """Messages waiting for one agent; one that takes fewer is closed, and hears everything anew when it returns."""
+    """Maximum number of messages queued for one agent. A slower agent is disconnected, and gets the full state when it
+    reconnects."""
     hello_bytes: int = 64 * 1024
-    """What a connection may send before its hello is accepted."""
+    """Maximum number of bytes that a connection may send before its hello is accepted."""
     max_unauthenticated: int = 512
-    """Connections in all whose hello was not accepted yet; they take nothing of `lines`."""
+    """Maximum number of connections whose hello was not accepted yet; `lines` does not count them."""
     max_unauthenticated_per_address: int = 32
-    """The same of one address: behind one address stand the workers of a node, or of a whole machine."""
+    """The same limit for one address, which the workers of a node or of a whole machine may share."""
     message_bytes: int = 64 * 1024 * 1024
-    """Largest message of an agent: a listing of the persistent tier. Others have limits of their own (`surefoot_operator.coordinator.agent_server`)."""
+    """Maximum size of a message from an agent: a listing of the persistent tier. Other messages have smaller limits
+    (`surefoot_operator.coordinator.agent_server`)."""
     foreign_retry: bool = False
-    """Whether agents of a job that is not served here shall ask again: on a cluster, word of a job may come after them."""
+    """Whether agents of an unknown job are asked to retry: on a cluster, the operator may learn of a job after its agents
+    connect."""
     lines: int = 4096
-    """Agents on their lines, in all."""
+    """Maximum number of connected agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """Limits of the operator's calls to holders."""
+    """Limits of the operator's calls to memory servers."""
 
     call_seconds: float = 1.0
+    """Timeout of one call."""
     probe_seconds: float = 0.25
-    """Holders are asked for their instance this often: how soon one that restarted empty is found."""
+    """Interval at which each server is asked for its instance: how soon a server that restarted empty is detected."""
     read_seconds: float = 0.5
-    """While Committed, indexes are read this often: how old a watermark may be."""
+    """Interval at which indexes are read while a generation is committed: the maximum age of a watermark."""
     rest_seconds: float = 30.0
-    """A job at rest asks its holders this often: whether its checkpoint is still there is all that it wants to know."""
+    """The same interval for a suspended or ended job, which only needs to know whether its checkpoint still exists."""
     gc_interval_seconds: float = 30.0
+    """Interval at which old saves are deleted."""
     prefault_wait_seconds: float = 10.0
-    """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
+    """Maximum time for which a new server may prefault its memory before a job uses it."""
     closures: Backoff = _CLOSURES
-    """A job that takes more than its part of a holder may not write there for so long at least."""
+    """Minimum time for which a job that exceeds its share of a server may not write there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +73,17 @@ class OperatorSettings:
     coordinator: CoordinatorSettings = CoordinatorSettings()
     memory: MemorySettings = MemorySettings()
     metrics_port: int | None = None
-    """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
+    """Port on which each worker serves its metrics; 0: any free port; None: it serves none."""
     progress_seconds: float = 0.5
-    """Writes that only report progress are at least so far apart. Seconds on a cluster: each is a call to its server."""
+    """Minimum time between two status writes that only report progress. Each is a call to the API server."""
     progress_write_delay_seconds: float = 0.0
-    """Of a job that a former leader reported on, progress alone is not written for so long: agents and holders come back first."""
+    """Time after the start of a term in which progress of a job of a former leader is not written: its agents and memory
+    servers reconnect first."""
     notice_seconds: float = 0.5
-    """News that change no decision (steps, saves) are answered together after so long."""
+    """Time for which messages that change no decision (steps, saves) are collected before the next plan."""
     max_sleep_seconds: float = 2.0
-    """Planned again after so long even if nothing was heard: a missed change costs no more."""
+    """Maximum time between two plans of a job, also without any message: a missed change costs no more than this."""
     rest_seconds: float = 60.0
-    """The same for a job at rest, suspended or over: hundreds of them must cost nearly nothing."""
+    """The same for a suspended or ended job: hundreds of them must cost nearly nothing."""
     backoff: Backoff = _RECONCILES
-    """Wait after a reconcile that failed."""
+    """Delay after a reconcile that failed."""

@@ -33,9 +33,9 @@ COMMAND = "from surefoot_operator.cli.main import main; sys.exit(main({}))"
 @pytest.mark.parametrize(
     ("modules", "program", "said"),
     [
-        (("yaml",), COMMAND.format(["validate", "-f", "x"]), "surefoot: the module yaml is not installed; pip install 'surefoot[cli]'"),
-        (("rich",), COMMAND.format(["local", "-f", "x"]), "surefoot: the module rich is not installed; pip install 'surefoot[cli]'"),
-        (("jinja2",), COMMAND.format(["report", "gpt"]), "surefoot: the module jinja2 is not installed; pip install 'surefoot[cli]'"),
+        (("yaml",), COMMAND.format(["validate", "-f", "x"]), "surefoot: the module yaml is not installed; run pip install 'surefoot[cli]'"),
+        (("rich",), COMMAND.format(["local", "-f", "x"]), "surefoot: the module rich is not installed; run pip install 'surefoot[cli]'"),
+        (("jinja2",), COMMAND.format(["report", "gpt"]), "surefoot: the module jinja2 is not installed; run pip install 'surefoot[cli]'"),
         (("cryptography",), "import surefoot_operator.controller.__main__", "surefoot-operator: the module cryptography is not"),
         (("torch",), COMMAND.format(["local", "-f", "examples/gpt.yaml"]), "pip install 'surefoot[runtime]'"),
         (("torch",), "import surefoot; surefoot.Checkpointer", "surefoot.Checkpointer needs torch"),

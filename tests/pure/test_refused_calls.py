@@ -6,8 +6,8 @@ import pytest
 
 from surefoot_operator.rejected_calls import (
     FORGOTTEN_SECONDS,
-    MOST_CALLS,
-    MOST_OF_JOB,
+    MAX_CALLS,
+    MAX_JOB_CALLS,
     REFUSED_SECONDS,
     ApiCall,
     Cause,
@@ -104,11 +104,11 @@ def test_of_more_jobs_than_are_kept_the_first_ones_are_told_of_and_the_operator_
     """Each new one put out the one that was to be asked for next: none was ever refused twice, and none told."""
     found = RefusedCalls()
     for second in (0.0, REFUSED_SECONDS):
-        for number in range(MOST_CALLS + 10):
+        for number in range(MAX_CALLS + 10):
             status = ApiCall("patch", STATUS.resource, "n", str(number), f"uid-{number}")
             found.refuse(status, "forbidden", "nobody may", "403 Forbidden", second)
-    assert {call.name for call in calls(found)} == {str(number) for number in range(MOST_CALLS)}
-    assert len(found.disabling(REFUSED_SECONDS)) == MOST_CALLS
+    assert {call.name for call in calls(found)} == {str(number) for number in range(MAX_CALLS)}
+    assert len(found.disabling(REFUSED_SECONDS)) == MAX_CALLS
     late = REFUSED_SECONDS + FORGOTTEN_SECONDS + 1
     found.refuse(OTHERS, "forbidden", "nobody may", "403 Forbidden", late)
     found.refuse(OTHERS, "forbidden", "nobody may", "403 Forbidden", late + REFUSED_SECONDS)
@@ -116,10 +116,10 @@ def test_of_more_jobs_than_are_kept_the_first_ones_are_told_of_and_the_operator_
 
 
 def test_one_job_s_refused_pods_leave_room_for_what_is_refused_to_others() -> None:
-    pods = [ApiCall("create", "pods", "n", str(number), "uid-large") for number in range(2 * MOST_CALLS)]
+    pods = [ApiCall("create", "pods", "n", str(number), "uid-large") for number in range(2 * MAX_CALLS)]
     found = calls(refused(*pods, POD, STATUS, NODES))
     assert {*found} - {*pods} == {POD, STATUS, NODES}
-    assert len(found) == MOST_OF_JOB + 3
+    assert len(found) == MAX_JOB_CALLS + 3
 
 
 def test_what_the_rollout_of_the_memory_tier_may_not_list_keeps_no_job_from_being_looked_after() -> None:
