@@ -141,6 +141,101 @@ ROWS: tuple[NightlyRows, ...] = (
         text="the leader's own node crashes",
     ),
     NightlyRows(
+        "cluster/test_scenario_life.py",
+        r"test_a_suspended_job\w+",
+        (
+            "cluster/test_scenario_life.py::test_a_job_is_scaled_down_and_up_without_losing_a_step",
+            "pure/policy/planning/test_plan.py::test_suspending_loses_nothing_and_resuming_goes_on_from_there",
+        ),
+        text="a suspended and resumed job",
+    ),
+    NightlyRows(
+        "cluster/test_scenario_nodes.py",
+        r"test_(a_stopped_kubelet|a_frozen_node)\w+",
+        (
+            "cluster/test_scenario_nodes.py::test_a_partitioned_node_is_replaced_at_once_and_its_old_world_has_no_effect",
+            "simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings",
+        ),
+        text="a kubelet that stops, a node that freezes",
+    ),
+    NightlyRows(
+        "cluster/test_scenario_tiers.py",
+        r"test_a_killed_redis\w+",
+        (
+            "cluster/test_scenario_tiers.py::test_when_every_copy_in_memory_is_lost_s3_has_one",
+            "integration/test_kill9.py::test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the_next_save",
+        ),
+        text="one killed memory server",
+    ),
+    NightlyRows(
+        "cluster/test_gang.py",
+        r"test_without_its_api\w+",
+        ("cluster/test_gang.py::test_a_whole_world_is_placed_or_none_of_it",),
+        text="a gang scheduler whose API comes later",
+    ),
+    NightlyRows(
+        "cluster/test_scenario_drained.py",
+        r"test_a_drained_fixed_size\w+",
+        (
+            "cluster/test_scenario_drained.py::test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step",
+            "cluster/test_scenario_wanted_node.py::test_a_node_under_maintenance_is_left_without_a_lost_step",
+        ),
+        text="a drained node of a job of fixed size",
+    ),
+    NightlyRows(
+        "cluster/test_chart_cluster.py",
+        r"test_the_memory_tier_is_switched\w+",
+        (
+            "chart/test_rendering.py::test_a_tier_over_tls_speaks_nothing_else_and_never_sees_its_authority_s_key",
+            "contract/test_holder_tls.py::test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in",
+            "cluster/test_chart_cluster.py::test_an_upgrade_replaces_the_operator_and_leaves_holders_to_it",
+        ),
+        text="a memory tier that is switched to TLS while it runs",
+    ),
+    NightlyRows(
+        "cluster/test_controller.py",
+        r"test_shards_of_a_running_release\w+",
+        (
+            "cluster/test_controller.py::test_three_replicas_lead_a_shard_each_and_a_killed_one_moves_its_own_alone",
+            "pure/controller/leader/test_election_rules.py::test_shards_are_led_soon_spread_evenly_and_then_stay",
+        ),
+        text="a number of shards that changes while the operator runs",
+    ),
+    NightlyRows(
+        "integration/test_unkind_loops.py",
+        r"test_\w+\[.*",
+        (
+            "integration/test_own_pace.py::test_what_is_no_wait_for_other_ranks_is_work",
+            "simulator/test_simulation.py::test_the_rank_that_hangs_or_is_slow_is_named_and_no_other",
+        ),
+        text="slow ranks of real loops",
+        kept_count=2,
+        kept=r".*\[(all are slow|slow)\]",
+    ),
+    NightlyRows(
+        "integration/test_documented_programs.py",
+        r"test_in_a_job_with_and_without_torchrun",
+        (
+            "integration/test_documented_programs.py::test_the_documented_job_as_pasted_ends_and_equals_the_undisturbed_run",
+        ),
+        text="the documented script in a job under torchrun",
+    ),
+    NightlyRows(
+        "integration/test_local_ranks.py",
+        r"test_.*",
+        (
+            "integration/test_local_faults.py::test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result",
+            "integration/test_layouts.py::test_a_layout_returns_into_every_layout",
+        ),
+        text="workers of two ranks in a whole run",
+    ),
+    NightlyRows(
+        "integration/test_local_restore_from.py",
+        r"test_a_new_job_goes_on\w+",
+        ("integration/test_local_restore_from.py::test_a_step_that_the_older_job_does_not_have_fails_the_new_one",),
+        text="a job that begins from an older one's checkpoint",
+    ),
+    NightlyRows(
         "integration/test_dashboards.py",
         r"test_(every_expression_returns|alerts_are_judged|no_series|what_happened)\w+",
         (

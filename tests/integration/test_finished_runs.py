@@ -78,7 +78,7 @@ elif kind.startswith("lightning"):
     told(trainer.global_step, module)
 else:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-    from surefoot.integrations.hugging_face_trainer import surefoot_trainer
+    from surefoot.integrations.hugging_face_trainer import protect_trainer
     rows = torch.randint(0, 64, (48, 16))
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     limit = {"num_train_epochs": 2} if kind.endswith("epochs") else {"max_steps": 10}
@@ -86,7 +86,7 @@ else:
                              learning_rate=1e-2, lr_scheduler_type="constant", **limit)
     trainer = Trainer(model=GPT2LMHeadModel(config), args=args,
                       train_dataset=[{"input_ids": row, "labels": row} for row in rows])
-    surefoot_trainer(trainer, global_batch=8, folder=folder, interval_steps=4)
+    protect_trainer(trainer, global_batch_size=8, folder=folder, interval_steps=4)
     trainer.train()
     told(trainer.state.global_step, trainer.model)
 """
@@ -113,7 +113,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(kind: str, tmp_pat
 TRAINER = """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from surefoot.integrations.hugging_face_trainer import surefoot_trainer
+from surefoot.integrations.hugging_face_trainer import protect_trainer
 
 torch.manual_seed(7)
 rows = torch.randint(0, 64, (512, 16))
@@ -122,7 +122,7 @@ args = TrainingArguments("out", max_steps=30, save_strategy="no", report_to=[], 
                          learning_rate=1e-2, lr_scheduler_type="constant")
 trainer = Trainer(model=GPT2LMHeadModel(config), args=args,
                   train_dataset=[{"input_ids": row, "labels": row} for row in rows])
-surefoot_trainer(trainer, global_batch=16)
+protect_trainer(trainer, global_batch_size=16)
 trainer.train()
 """
 JOB = """

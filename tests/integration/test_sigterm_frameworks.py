@@ -15,7 +15,7 @@ TRAINER = """
 import sys, time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from surefoot.integrations.hugging_face_trainer import surefoot_trainer
+from surefoot.integrations.hugging_face_trainer import protect_trainer
 
 rows = torch.randint(0, 64, (48, 16))
 config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
@@ -33,7 +33,7 @@ class Told(TrainerCallback):
 
 trainer = Trainer(model=GPT2LMHeadModel(config), args=args, callbacks=[Told()],
                   train_dataset=[{"input_ids": row, "labels": row} for row in rows])
-surefoot_trainer(trainer, global_batch=8, folder=sys.argv[1], interval_steps=10**6)
+protect_trainer(trainer, global_batch_size=8, folder=sys.argv[1], interval_steps=10**6)
 trainer.train()
 """
 LIGHTNING = """
