@@ -173,7 +173,7 @@ def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
     assert wait(lambda: len(workers(api)) == 1, SECONDS)
     first.signal(signal.SIGCONT)
     # after a short freeze it finds another in the lease and ends; after a long one it stands by
-    ends = ("the operator cannot run: the lease is held by b-", "the lease could not be renewed")
+    ends = ("the operator cannot run: the lease belongs to b-", "the lease could not be renewed")
     assert wait(lambda: any(words in first.text() for words in ends), SECONDS), first.text()
     # it may have heard of the job in the moment before it ended: it has done nothing about it
     assert "GenerationClaimed" not in first.text()

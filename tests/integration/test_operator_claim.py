@@ -165,7 +165,7 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
         assert first.operates, "it goes on with what it leads"
         assert not second.operates
         assert second.said[0].startswith(
-            "standing by: the claim on the cluster's jobs (lease kube-node-lease/surefoot-operators) cannot be read or written: "
+            "standing by: cannot read or write the claim on the cluster's jobs (lease kube-node-lease/surefoot-operators): "
         )
         server.before = lambda verb, path: None
         server.keep(CLAIMS.path, stored)

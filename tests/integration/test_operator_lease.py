@@ -164,7 +164,7 @@ async def test_a_leader_that_was_away_gives_way_to_who_took_the_lease(server: Fa
     await leads(second)
     assert not may_act(first)
     away.cut = False
-    with pytest.raises(LeaseLost, match="the lease is held by b"):
+    with pytest.raises(LeaseLost, match="the lease belongs to b"):
         await asyncio.wait_for(running, SECONDS)
     second.require_leadership()
     await ended(following)
@@ -215,7 +215,7 @@ async def test_somebody_else_in_the_lease_ends_a_leader(server: FakeApi) -> None
     running = await leading(first)
     stored = server.objects[WHERE.path]
     server.keep(WHERE.path, {**stored, "spec": {**stored["spec"], "holderIdentity": "z"}})
-    with pytest.raises(LeaseLost, match="the lease is held by z"):
+    with pytest.raises(LeaseLost, match="the lease belongs to z"):
         await asyncio.wait_for(running, SECONDS)
 
 

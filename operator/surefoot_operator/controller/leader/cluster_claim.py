@@ -1,8 +1,9 @@
-"""Keeps a second installation of the operator from the jobs that another one looks after.
+"""Prevents two installations of the operator from managing the same jobs.
 
-Touches the API server; run by the composition root. Replicas of one installation share a claim, above the leases by which
-they choose who leads. It stands in a namespace that every cluster has and that the operator reads anyway: the operator's own
-are different ones. What cannot be read changes nothing: who looks after jobs goes on, and who does not does not begin.
+Touches the API server; run by the composition root. The replicas of one installation share a claim, which comes before
+the leases by which they elect leaders. The claim is in a namespace that every cluster has and that the operator reads
+anyway, because the installations' own namespaces differ. A failed read changes nothing: an installation that manages
+jobs continues, and one on standby does not start.
 """
 
 from __future__ import annotations
@@ -24,132 +25,151 @@ log = logging.getLogger(__name__)
 
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
-# Decides which installation of the operator looks after which jobs of a cluster. Pure. Every installation has an entry
-# in one object, with the namespace whose jobs it looks after (empty: every one). Two whose jobs may be the same never
-# stand there together. An entry counts until it was seen unchanged for `EXPIRY_SECONDS` by somebody who looked all the
-# while: clocks of others are never compared with ours, and whoever could not look (an API server that was away) cannot
-# say that others did not renew.
+# Decides which installation of the operator manages which jobs of a cluster. Pure. Every installation has an entry in
+# one object, with the namespace whose jobs it manages (empty: all). Two entries that may cover the same job never exist
+# together. An entry expires once a replica that read it regularly has found it unchanged for `EXPIRY_SECONDS`. Clocks
+# of others are never compared with ours, and a replica that could not read (because the API server was away) must not
+# conclude that others did not renew.
 
 EXPIRY_SECONDS = 20.0
-"""An installation that was removed holds up its successor for so long."""
+"""How long the entry of a removed installation blocks its successor."""
 RENEW_SECONDS = 4.0
+"""Age at which an entry is renewed."""
 MAY_ACT_SECONDS = 12.0
-"""A process that has not looked for so long was frozen, and another installation may look after its jobs."""
+"""A process without a read for this long was frozen, and another installation may manage its jobs by now."""
 MAX_INSTALLATIONS = 64
+"""Maximum number of entries in a cluster."""
 _MAX_CHARACTERS = 64 * 1024
 
 
 class BadClaims(ValueError):
-    """What stands in the object was written by something else."""
+    """The object's content is not a valid set of claims, so another program wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One installation's entry."""
+    """The entry of one installation."""
 
     namespace: str
-    """Whose jobs it looks after; empty: those of all."""
+    """Namespace whose jobs it manages; empty: all."""
     beat: str
-    """Another text after each renewal."""
+    """A text that changes with each renewal."""
 
     def overlaps(self, namespace: str) -> bool:
-        """Whether a job may be both its own and of an operator of this namespace."""
+        """Returns whether a job may belong to both this installation and one for the given namespace."""
         return not self.namespace or not namespace or self.namespace == namespace
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsSeen:
-    """The entries as last read, and since when each has been as it is, by our clock."""
+    """The entries as last read, and how long each has been unchanged by our clock."""
 
     claims: Mapping[str, Claim] = field(default_factory=dict)
+    """The entries by installation."""
     unchanged_since: Mapping[str, float] = field(default_factory=dict)
+    """By installation: when we first read the entry as it is. Seconds of the boot clock."""
     read_at: float | None = None
+    """When the entries were read last; None: not yet. Seconds of the boot clock."""
 
 
 def parse_claims(text: str) -> dict[str, Claim]:
-    """Reads the entries by installation. Raises BadClaims."""
+    """Parses the entries by installation. Raises BadClaims."""
     if len(text) > _MAX_CHARACTERS:
-        raise BadClaims(f"the claims have {len(text)} characters; {_MAX_CHARACTERS} are allowed")
+        raise BadClaims(f"the claims have {len(text)} characters, more than the maximum of {_MAX_CHARACTERS}")
     try:
-        found = json.loads(text or "{}")
+        document = json.loads(text or "{}")
     except ValueError as error:
         raise BadClaims(f"the claims are not JSON: {error}") from None
-    entries = found.items() if isinstance(found, dict) else None
+    entries = document.items() if isinstance(document, dict) else None
     if entries is None or len(entries) > MAX_INSTALLATIONS:
-        raise BadClaims(f"the claims are not a mapping of at most {MAX_INSTALLATIONS} installations")
+        raise BadClaims(f"the claims must be a mapping of at most {MAX_INSTALLATIONS} installations")
     claims = {}
     for installation, entry in entries:
         values = [entry.get("namespace"), entry.get("beat")] if isinstance(entry, dict) else [None]
         if not all(isinstance(value, str) for value in values):
-            raise BadClaims(f"the claim of {installation[:200]} lacks its namespace or beat")
+            raise BadClaims(f"the claim of {installation[:200]} has no namespace or no beat")
         claims[installation] = Claim(*values)
     return claims
 
 
 def claims_text(claims: Mapping[str, Claim]) -> str:
-    """The reverse of `parse_claims`.
+    """Serializes the entries for `parse_claims`.
 
-    Raises BadClaims for more than that takes: once written, they would keep everybody out.
+    Raises BadClaims if they exceed a limit: once written, they would stop every installation.
     """
-    text = json.dumps({name: {"namespace": one.namespace, "beat": one.beat} for name, one in sorted(claims.items())})
+    text = json.dumps(
+        {name: {"namespace": claim.namespace, "beat": claim.beat} for name, claim in sorted(claims.items())}
+    )
     parse_claims(text)
     return text
 
 
-def add_reading(before: ClaimsSeen, claims: Mapping[str, Claim], now: float) -> ClaimsSeen:
-    """Records a read. After a time without one, every entry counts as changed now."""
-    watched = before.read_at is not None and now - before.read_at <= MAY_ACT_SECONDS
-    since = {
-        name: before.unchanged_since[name] if watched and before.claims.get(name) == claim else now
+def add_reading(previous: ClaimsSeen, claims: Mapping[str, Claim], now: float) -> ClaimsSeen:
+    """Records a read; after a pause without reads, every entry counts as changed now."""
+    was_read_lately = previous.read_at is not None and now - previous.read_at <= MAY_ACT_SECONDS
+    unchanged_since = {
+        name: previous.unchanged_since[name] if was_read_lately and previous.claims.get(name) == claim else now
         for name, claim in claims.items()
     }
-    return ClaimsSeen(claims, since, now)
+    return ClaimsSeen(claims, unchanged_since, now)
 
 
-def find_rival(seen: ClaimsSeen, installation: str, namespace: str, now: float) -> str:
-    """Names the installation that looks after some of the same jobs; empty: none does, or it is this one."""
-    if installation in seen.claims and seen.claims[installation].namespace == namespace:
+def find_rival(read_claims: ClaimsSeen, installation: str, namespace: str, now: float) -> str:
+    """Returns another installation that manages some of the same jobs; empty: there is none, or we have the claim."""
+    if installation in read_claims.claims and read_claims.claims[installation].namespace == namespace:
         return ""
-    return next((name for name in sorted(seen.claims) if _counts(seen, name, installation, namespace, now)), "")
+    return next(
+        (name for name in sorted(read_claims.claims) if _counts(read_claims, name, installation, namespace, now)), ""
+    )
 
 
-def needs_renewal(seen: ClaimsSeen, installation: str, namespace: str, now: float) -> bool:
-    """Whether the entry is missing or as old as to be written again, by whichever replica comes first."""
-    claim = seen.claims.get(installation)
-    return claim is None or claim.namespace != namespace or now - seen.unchanged_since[installation] >= RENEW_SECONDS
+def needs_renewal(read_claims: ClaimsSeen, installation: str, namespace: str, now: float) -> bool:
+    """Returns whether our entry is missing or due for renewal, by any of our replicas."""
+    claim = read_claims.claims.get(installation)
+    return (
+        claim is None
+        or claim.namespace != namespace
+        or now - read_claims.unchanged_since[installation] >= RENEW_SECONDS
+    )
 
 
-def renew_claim(seen: ClaimsSeen, installation: str, claim: Claim, now: float) -> dict[str, Claim]:
-    """The entries to write: ours, and those of others that have not expired."""
+def renew_claim(read_claims: ClaimsSeen, installation: str, claim: Claim, now: float) -> dict[str, Claim]:
+    """Returns the entries to write: ours, and those of others that have not expired."""
     others = {
-        n: c for n, c in seen.claims.items() if n != installation and now - seen.unchanged_since[n] < EXPIRY_SECONDS
+        n: c
+        for n, c in read_claims.claims.items()
+        if n != installation and now - read_claims.unchanged_since[n] < EXPIRY_SECONDS
     }
     return {**others, installation: claim}
 
 
-def _counts(seen: ClaimsSeen, name: str, installation: str, namespace: str, now: float) -> bool:
-    alive = now - seen.unchanged_since[name] < EXPIRY_SECONDS
-    return name != installation and alive and seen.claims[name].overlaps(namespace)
+def _counts(read_claims: ClaimsSeen, name: str, installation: str, namespace: str, now: float) -> bool:
+    is_valid = now - read_claims.unchanged_since[name] < EXPIRY_SECONDS
+    return name != installation and is_valid and read_claims.claims[name].overlaps(namespace)
 
 
 # ---- cluster claim ---------------------------------------------------------------------------------------------------
 
 CLAIMS = LeaseRef("kube-node-lease", "surefoot-operators")
-"""The one object of a cluster; no node has this name, as kubelets' leases have owners and are read by node."""
+"""The one Lease object with all claims. No node has its name, and kubelets only read the lease of their node."""
 NOTE = f"{GROUP}/installations"
+"""Annotation with the claims as JSON."""
 CALL_SECONDS = 4.0
+"""Time limit for reading and writing the claims once."""
 _MAX_LOGGED_FAILURES = 3
 
 
 class ClusterClaim:
-    """The claim of one installation, as one of its replicas keeps it: `acquire`, then `hold`.
+    """Maintains one installation's claim from one of its replicas: `acquire`, then `renew_until_lost`.
 
     Args:
-        installation: The namespace and the lease of the operator: `surefoot-system/surefoot-operator`.
-        namespace: Whose jobs it looks after; empty: those of all.
-        identity: Of this replica.
-        changed: Called with the sentence that says why this replica stands by, whenever it is another; empty: it does not.
-        interval_seconds: Between two reads.
+        api: The API server.
+        installation: Namespace and lease of the operator, such as `surefoot-system/surefoot-operator`.
+        namespace: Namespace whose jobs it manages; empty: all.
+        identity: Identity of this replica.
+        changed: Called with the reason why this replica is on standby, whenever it changes; empty: it is not.
+        interval_seconds: Time between two reads.
+        now: The boot clock, in seconds.
     """
 
     def __init__(
@@ -169,26 +189,24 @@ class ClusterClaim:
         self._sentence = ""
         self._renewals = self._failures = 0
         self._owned_at: float | None = None
-        """When it was last known, or could not be denied, that the claim is ours; None: it is not."""
+        """When the claim was last ours, or a failed read left that open; None: it is not ours. Boot clock."""
         self.last_answer_seconds = now()
-        """When the API server last answered about the claim."""
+        """When the API server last answered about the claim. Boot clock."""
 
     def may_operate(self) -> None:
-        """Raises NotLeading unless the claim is ours by our own clock."""
+        """Raises NotLeader unless the claim is ours by our own clock."""
         if self._owned_at is None or self._now() - self._owned_at >= MAY_ACT_SECONDS:
-            raise NotLeader(
-                "this operator does not have the claim on the cluster's jobs: it decides and writes nothing"
-            )
+            raise NotLeader("this operator has no valid claim on the cluster's jobs, so it decides and writes nothing")
 
     async def acquire(self) -> None:
-        """Waits until no other installation looks after the same jobs, and claims them."""
+        """Waits until no other installation manages the same jobs, and claims them."""
         while True:
             try:
                 rival = await self._round()
             except (PlatformError, BadClaims, TimeoutError) as error:
                 self._say(
-                    f"standing by: the claim on the cluster's jobs (lease {CLAIMS.namespace}/{CLAIMS.name}) cannot be read or"
-                    f" written: {_words(error)}"
+                    f"standing by: cannot read or write the claim on the cluster's jobs (lease"
+                    f" {CLAIMS.namespace}/{CLAIMS.name}): {_words(error)}"
                 )
             else:
                 if self._owned_at is not None:
@@ -202,17 +220,18 @@ class ClusterClaim:
         """Renews the claim until cancelled. Raises LeaseLost if another installation has it."""
         while True:
             await self._pause()
-            began = self._now()
+            start_seconds = self._now()
             try:
                 rival = await self._round()
             except (PlatformError, BadClaims, TimeoutError) as error:
                 self._failures += 1
                 if self._failures <= _MAX_LOGGED_FAILURES:
                     log.warning(
-                        "cannot renew the claim on the cluster's jobs; the operator continues: %s", _words(error)
+                        "cannot renew the claim on the cluster's jobs, retrying; the operator continues: %s",
+                        _words(error),
                     )
-                # of a process that was frozen meanwhile nobody knows: its next round tells
-                if self._now() - began < MAY_ACT_SECONDS:
+                # After a long call the process may have been frozen. Only the next read shows who has the claim.
+                if self._now() - start_seconds < MAY_ACT_SECONDS:
                     self._owned_at = self._now()
                 continue
             self._failures = 0
@@ -221,7 +240,7 @@ class ClusterClaim:
                 raise LeaseLost(f"{rival} operates {_scope(self._seen.claims[rival].namespace)} now")
 
     async def _round(self) -> str:
-        """Reads the claims, and renews or adds ours; returns the installation that keeps us from it."""
+        """Reads the claims, and renews or adds ours; returns the installation that prevents that, or an empty text."""
         async with asyncio.timeout(CALL_SECONDS):
             await self._read()
             rival = find_rival(self._seen, self._installation, self._namespace, self._now())
@@ -244,12 +263,12 @@ class ClusterClaim:
         self._seen = add_reading(self._seen, parse_claims(str(notes.get(NOTE, ""))), self._now())
 
     async def _write(self) -> None:
-        """Writes what was read with ours renewed; the server refuses if anybody wrote since, and the next round tells."""
-        asked_at, self._renewals = self._now(), self._renewals + 1
-        ours = Claim(self._namespace, f"{self._identity} {now_text()} {self._renewals}")
-        wanted = renew_claim(self._seen, self._installation, ours, asked_at)
+        """Writes the claims with ours renewed; after a conflicting write, the next round reads again."""
+        sent_seconds, self._renewals = self._now(), self._renewals + 1
+        own_claim = Claim(self._namespace, f"{self._identity} {now_text()} {self._renewals}")
+        new_claims = renew_claim(self._seen, self._installation, own_claim, sent_seconds)
         metadata = dict((self._body or {}).get("metadata") or {"name": CLAIMS.name, "namespace": CLAIMS.namespace})
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), NOTE: claims_text(wanted)}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), NOTE: claims_text(new_claims)}
         spec = {
             "holderIdentity": self._installation,
             "renewTime": now_text(),
@@ -265,7 +284,7 @@ class ClusterClaim:
             if error.code != 409 and not (error.code == 404 and self._body is not None):
                 raise
             return
-        self._owned_at = asked_at
+        self._owned_at = sent_seconds
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._interval_seconds * random.uniform(0.75, 1.25))

@@ -1,9 +1,13 @@
-"""Decides from the lease and the local clock who leads.
+"""Decides from the lease and the local clock which replica leads.
 
-Pure; called by `leader_election`. Times in a lease are other machines' and are never compared with ours: a lease has expired once
-we ourselves have seen it unchanged for its duration. All seconds are of one monotonic clock that includes suspend. The
-algorithm is that of Kubernetes' client-go, but for a leader whose server is away: it may not act, and waits in place. A
-renewal that tests what it wrote last is accepted only where nobody wrote since, so that nobody else has led meanwhile.
+Pure; called by `leader_election`. The algorithm is that of Kubernetes' client-go, with one difference: a leader that
+cannot reach the API server must not act, but it waits where it is instead of exiting.
+
+- Times in a lease come from other machines and are never compared with ours. A lease has expired once we have seen it
+  unchanged for its duration.
+- All seconds are of one monotonic clock that includes suspend.
+- A renewal tests the version that was written last. So it is accepted only if no other replica wrote since, and hence
+  none has led in between.
 """
 
 from __future__ import annotations
@@ -22,17 +26,20 @@ from surefoot_operator.api.spec import GROUP
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimings:
+    """Durations of the election; `stand_down_seconds` must be longer than `renew_seconds`."""
+
     lease_seconds: float = 3.0
-    """Others wait so long after the last change that they saw."""
+    """Others may take the lease once they have seen it unchanged for this long."""
     renew_seconds: float = 2.0
-    """A leader that could not renew for so long may not act: earlier than anybody else can take over."""
+    """A leader may act for this long after its last renewal, which is shorter than any takeover takes."""
     retry_seconds: float = 0.5
-    """Between two renewals, and between two looks of somebody who waits."""
+    """Time between two renewals, and between two reads of a replica on standby."""
     stand_down_seconds: float = 10.0
-    """A leader that could not renew for so long lets its agents go: another may lead, which it cannot see."""
+    """A leader without a renewal for this long disconnects its agents: another replica may lead, unseen by it."""
     call_seconds: float = 1.5
-    """How long an answer is waited for at first; doubled with each that did not come."""
+    """First timeout of a call; doubled after each call that got no answer."""
     max_call_seconds: float = 4.0
+    """Maximum timeout of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,51 +47,59 @@ class ObservedLease:
     """The lease as read from the API server."""
 
     server: str
-    """Empty: it was given back."""
+    """Identity of the replica that has it; empty: it was released."""
     version: str
-    """Another value after each write of whoever holds it, or gives it back."""
+    """Changes with each write of the replica that has the lease or releases it."""
     lease_seconds: float = 3.0
+    """Duration after which it expires unless it is renewed."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Its annotations."""
+    """The lease's annotations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One replica and what it knows of the lease."""
+    """A replica and its view of the lease."""
 
     identity: str
+    """Identity that the replica writes into the lease."""
     lease: ObservedLease | None = None
-    """None: there is no lease, or it was not looked at yet."""
+    """The lease as last read; None: it does not exist, or was not read yet."""
     last_read_seconds: bool = False
+    """Whether the lease was read or written at least once."""
     changed_at: float = 0.0
-    """When we first saw the lease as it is."""
+    """When we first saw the lease in its current version."""
     leads_until: float | None = None
-    """When we may not act any more, unless renewed; None: we do not lead."""
+    """Until when we may act unless we renew; None: we do not lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAction:
     """The candidate's next call.
 
-    `acquire` and `renew` are writes that test what was read; `stand-down` ends the term, `lost` the process.
+    `acquire` and `renew` write the lease if it is still in the version that was read. `stand-down` ends the term, and
+    `lost` the process.
     """
 
     verb: Literal["look", "acquire", "renew", "wait", "stand-down", "lost"]
+    """The call to make. `look` only reads the lease."""
     reason: str
+    """Why, for the log."""
     after_seconds: float = 0.0
-    """With `wait`: when to ask again at the latest."""
+    """With `wait`: when to decide again at the latest, in seconds from now."""
 
 
 def seen(candidate: Candidate, lease: ObservedLease | None, now: float) -> Candidate:
-    """Records a read; a lease that changed since is still held."""
-    before = candidate.lease
-    changed = (lease.version if lease is not None else "") != (before.version if before is not None else "")
-    at = now if changed or not candidate.last_read_seconds else candidate.changed_at
-    return replace(candidate, lease=lease, last_read_seconds=True, changed_at=at)
+    """Records a read; the lease's expiry starts over if its version changed."""
+    previous_lease = candidate.lease
+    has_changed = (lease.version if lease is not None else "") != (
+        previous_lease.version if previous_lease is not None else ""
+    )
+    changed_at = now if has_changed or not candidate.last_read_seconds else candidate.changed_at
+    return replace(candidate, lease=lease, last_read_seconds=True, changed_at=changed_at)
 
 
 def written(candidate: Candidate, lease: ObservedLease, asked_at: float, timings: LeaseTimings) -> Candidate:
-    """Records an accepted write; it counts from the request, not the answer."""
+    """Records an accepted write; the lease counts from the request, not from the answer."""
     return replace(
         candidate,
         lease=lease,
@@ -95,17 +110,20 @@ def written(candidate: Candidate, lease: ObservedLease, asked_at: float, timings
 
 
 def stood_down(candidate: Candidate) -> Candidate:
-    """Ends the term; what was last known of the lease stays."""
+    """Ends the term; the lease as last known stays."""
     return replace(candidate, leads_until=None)
 
 
 def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
-    """Returns how many seconds the next call may take.
+    """Returns the time limit of the next call in seconds.
 
-    A server that is slow is given time, one that hangs costs little. No call outlasts the term.
+    A slow server gets more time after each timeout, a hanging one costs little. No call outlasts the term.
 
     Args:
-        timeouts: How many calls in a row were not answered in time.
+        candidate: This replica.
+        timeouts: Number of calls in a row that got no answer in time.
+        now: Seconds of the boot clock.
+        timings: Durations of the election.
     """
     limit = min(timings.max_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
     if candidate.leads_until is None:
@@ -115,15 +133,15 @@ def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTi
 
 
 def leads(candidate: Candidate, now: float) -> bool:
-    """Decides whether this candidate may act now; asked before every write.
+    """Returns whether this candidate may act now.
 
-    A process that was frozen does not know for how long.
+    Check it before every write: a process that was frozen does not know for how long.
     """
     return candidate.leads_until is not None and now < candidate.leads_until
 
 
 def holder(candidate: Candidate, now: float) -> str:
-    """Returns who leads, as far as this candidate sees; empty: nobody."""
+    """Returns the leader's identity as far as this candidate knows; empty: there is none."""
     lease = candidate.lease
     if leads(candidate, now):
         return candidate.identity
@@ -135,136 +153,139 @@ def holder(candidate: Candidate, now: float) -> str:
 def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> LeaseAction:
     """Decides the candidate's next call.
 
-    `patience_seconds`: how long a lease that is free is left to others.
+    Args:
+        candidate: This replica.
+        now: Seconds of the boot clock.
+        timings: Durations of the election.
+        patience_seconds: How long a free lease is left to other replicas; infinite: for good.
     """
     lease = candidate.lease
     if candidate.leads_until is not None:
         return _leading(candidate, candidate.leads_until, now, timings)
     if not candidate.last_read_seconds:
         return LeaseAction("look", "the lease was not read yet")
-    unchanged = now - candidate.changed_at
+    unchanged_seconds = now - candidate.changed_at
     if lease is None:
-        return _free(unchanged - patience_seconds, "there is no lease: nobody leads", timings)
+        return _free(unchanged_seconds - patience_seconds, "the lease does not exist, so no replica leads", timings)
     if not lease.server:
-        return _free(unchanged - patience_seconds, "the last leader released the lease", timings)
+        return _free(unchanged_seconds - patience_seconds, "the last leader released the lease", timings)
     if lease.server == candidate.identity and patience_seconds < math.inf:
-        return LeaseAction("acquire", "this replica held the lease, and nobody has since")
-    if unchanged >= lease.lease_seconds:
-        why = f"{lease.server} has not renewed its lease for {unchanged:.1f} s"
-        return _free(unchanged - lease.lease_seconds - patience_seconds, why, timings)
-    left = lease.lease_seconds - unchanged
-    return LeaseAction("wait", f"{lease.server} leads", min(left, timings.retry_seconds))
+        return LeaseAction("acquire", "this replica had the lease before it restarted, and no other has taken it")
+    if unchanged_seconds >= lease.lease_seconds:
+        reason = f"{lease.server} has not renewed its lease for {unchanged_seconds:.1f} s"
+        return _free(unchanged_seconds - lease.lease_seconds - patience_seconds, reason, timings)
+    remaining_seconds = lease.lease_seconds - unchanged_seconds
+    return LeaseAction("wait", f"{lease.server} leads", min(remaining_seconds, timings.retry_seconds))
 
 
-def _free(over_seconds: float, why: str, timings: LeaseTimings) -> LeaseAction:
-    """Takes a lease that was left to others for long enough; else waits."""
+def _free(over_seconds: float, reason: str, timings: LeaseTimings) -> LeaseAction:
+    """Takes a lease that was left to others for long enough, else waits."""
     if over_seconds >= 0.0:
-        return LeaseAction("acquire", why)
+        return LeaseAction("acquire", reason)
     return LeaseAction(
-        "wait", "the lease is free and left to others for a moment", min(-over_seconds, timings.retry_seconds)
+        "wait", "the lease is free, other replicas may take it first", min(-over_seconds, timings.retry_seconds)
     )
 
 
-def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> LeaseAction:
+def _leading(candidate: Candidate, leads_until: float, now: float, timings: LeaseTimings) -> LeaseAction:
     lease = candidate.lease
     if lease is None:
         return LeaseAction("lost", "the lease was deleted")
     if lease.server != candidate.identity:
-        return LeaseAction("lost", f"the lease is held by {lease.server or 'nobody'}")
-    renewed_at = until - timings.renew_seconds
-    late = now - renewed_at
-    if late >= timings.stand_down_seconds:
-        return LeaseAction("stand-down", f"the lease could not be renewed for {late:.1f} s")
-    if late >= timings.retry_seconds:
+        return LeaseAction("lost", f"the lease belongs to {lease.server or 'no replica'} now")
+    renewed_seconds = leads_until - timings.renew_seconds
+    overdue_seconds = now - renewed_seconds
+    if overdue_seconds >= timings.stand_down_seconds:
+        return LeaseAction("stand-down", f"the lease could not be renewed for {overdue_seconds:.1f} s")
+    if overdue_seconds >= timings.retry_seconds:
         return LeaseAction("renew", "the lease is renewed")
-    return LeaseAction("wait", "the lease was just renewed", timings.retry_seconds - late)
+    return LeaseAction("wait", "the lease was just renewed", timings.retry_seconds - overdue_seconds)
 
 
 # ---- fair share ------------------------------------------------------------------------------------------------------
-# Decides which replica takes, asks for and gives up which shard. What replicas know of each other are the leases alone:
-# who holds which, and who has asked for it. A replica asks only while it runs, so nothing is given up to one that is
-# dead; and only where the other leads two more than itself, so that each hand-over brings both nearer and none is ever
-# taken back.
+# Decides which replica takes, requests and hands over which shard. Replicas know of each other only by the leases: who
+# has which, and who requested it. A replica requests only while it runs, so no shard is handed over to a dead one. It
+# requests only from a leader with at least two shards more, so that each handover evens the load and none is reversed.
 
 STEP_SECONDS = 0.6
-"""A free lease is left so long for each shard that one leads: longer than between two looks of somebody who leads none."""
+"""How long a free lease is left to others for each shard already led; longer than the time between two reads."""
 LONGEST_SECONDS = 1.2
-"""And never longer: so much later than a lease's expiry a shard is led at the latest, whoever takes it."""
+"""Upper limit of that delay: a shard gets a leader at most this long after its lease expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedShard:
-    """A shard's lease as one replica sees it."""
+    """The lease of a shard as one replica sees it."""
 
     server: str = ""
-    """Who leads it; empty: nobody, as far as this replica sees."""
+    """Identity of the shard's leader; empty: none, as far as this replica knows."""
     requested_by: str = ""
-    """Who has asked its holder to hand it over; empty: nobody."""
+    """Identity of the replica that requested the shard from its leader; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """How many shards there are, and shall be.
-
-    `wanted`: by whoever leads shard 0.
-    """
+    """The number of shards, and a planned change of it."""
 
     shards: int = 1
+    """Current number of shards."""
     desired_count: int = 1
+    """Number that the leader of shard 0 wants."""
 
     @property
     def is_changing(self) -> bool:
-        """Whether who leads shard 0 gathers all shards."""
+        """Returns whether the leader of shard 0 must gather all shards, to change their number."""
         return self.desired_count != self.shards
 
 
-def patience_seconds(me: str, shard: int, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> float:
-    """Returns how long `me` leaves a lease alone once it is free.
+def patience_seconds(me: str, shard: int, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> float:
+    """Returns how long `me` leaves the lease of a shard to other replicas once it is free.
 
-    Infinite: another is to have it, as the layout changes.
+    Infinite: another replica must have it, because the number of shards changes.
     """
     if layout.is_changing and shard != 0:
-        return 0.0 if seen[0].server == me else math.inf
-    if seen[shard].requested_by == me:
+        return 0.0 if shards[0].server == me else math.inf
+    if shards[shard].requested_by == me:
         return 0.0
-    held = sum(one.server == me for one in seen.values())
-    if seen[shard].requested_by:
-        return LONGEST_SECONDS  # it was given up for somebody
-    return min(held * STEP_SECONDS, LONGEST_SECONDS)
+    led_count = sum(other_shard.server == me for other_shard in shards.values())
+    if shards[shard].requested_by:
+        return LONGEST_SECONDS  # it was released for another replica
+    return min(led_count * STEP_SECONDS, LONGEST_SECONDS)
 
 
-def shard_to_request(me: str, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> int | None:
-    """Chooses the shard that `me` asks for; None: none.
+def shard_to_request(me: str, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> int | None:
+    """Selects the shard that `me` requests from another leader; None: none.
 
-    The last one of whoever leads most, so that shard 0 stays where it is if it can.
+    It is the last shard of the leader with most shards, so that shard 0 moves as seldom as possible.
     """
     if layout.is_changing:
         return None
-    held = Counter(one.server for one in seen.values() if one.server)
-    others = sorted((-count, holder) for holder, count in held.items() if holder != me)
-    if not others or -others[0][0] < held[me] + 2:
+    shard_counts = Counter(observed.server for observed in shards.values() if observed.server)
+    other_leaders = sorted((-count, leader) for leader, count in shard_counts.items() if leader != me)
+    if not other_leaders or -other_leaders[0][0] < shard_counts[me] + 2:
         return None
-    most = others[0][1]
-    return max(shard for shard, one in seen.items() if one.server == most)
+    busiest_leader = other_leaders[0][1]
+    return max(shard for shard, observed in shards.items() if observed.server == busiest_leader)
 
 
-def handover_reason(me: str, shard: int, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> str:
-    """Says why `me` hands this shard over now; empty: it keeps it."""
-    if layout.is_changing and shard != 0 and seen[0].server not in ("", me):
-        return f"{seen[0].server} gathers the shards, of which there will be {layout.desired_count}"
-    asker = seen[shard].requested_by
-    held = Counter(one.server for one in seen.values())
-    if asker and asker != me and held[me] >= held[asker] + 2:
-        return f"{asker} leads {held[asker]} shards and asked for it, this replica leads {held[me]}"
+def handover_reason(me: str, shard: int, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> str:
+    """Returns why `me` hands this shard over now; empty: it keeps it."""
+    if layout.is_changing and shard != 0 and shards[0].server not in ("", me):
+        return f"{shards[0].server} gathers all shards, to change their number to {layout.desired_count}"
+    requester = shards[shard].requested_by
+    shard_counts = Counter(observed.server for observed in shards.values())
+    if requester and requester != me and shard_counts[me] >= shard_counts[requester] + 2:
+        return f"{requester} leads {shard_counts[requester]} shards and requested it, this replica leads {shard_counts[me]}"
     return ""
 
 
 # ---- names of shards -------------------------------------------------------------------------------------------------
-# Names a job's shard, and a shard's lease, label and address. Pure; called by the composition root and
-# `shard_election`. With one shard every name is that of an operator without shards, so that an upgrade renames nothing.
+# Maps jobs to shards, and names a shard's lease, label and address. Pure; called by the composition root and
+# `shard_election`. With one shard all names equal those of an operator without shards, so that an upgrade renames
+# nothing.
 
 HIGHEST = 8
-"""Shards of one release at most: each costs every replica two calls a second. The chart's role names as many leases."""
+"""Maximum number of shards: each costs every replica two calls a second, and the chart's role lists their leases."""
 
 
 def shard_of(uid: str, shards: int) -> int:
@@ -273,27 +294,28 @@ def shard_of(uid: str, shards: int) -> int:
 
 
 def lease_name(base: str, shard: int) -> str:
-    """Names the Lease of a shard."""
+    """Returns the name of a shard's Lease."""
     return base if shard == 0 else f"{base}-shard-{shard}"
 
 
 def leader_label(shard: int) -> str:
-    """Names the label by which a shard's Service finds its leader."""
+    """Returns the label by which a shard's Service finds its leader."""
     return f"{GROUP}/leader" if shard == 0 else f"{GROUP}/leads-shard-{shard}"
 
 
 def shard_url(url: str, shard: int) -> str:
-    """Returns where agents of a shard connect.
+    """Returns the address that agents of a shard connect to.
 
-    Those of shard 0 connect to `url`. The Service's name gets the shard's number. A plain address has no Service behind it, and stays.
+    Shard 0 has `url` itself. For others the Service's name gets the shard's number. A plain IP address stays, because
+    no Service belongs to it.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
     if shard == 0 or _is_address(host):
         return url
-    first, dot, rest = host.partition(".")
+    service_name, dot, domain = host.partition(".")
     port = f":{parts.port}" if parts.port is not None else ""
-    return urlunsplit(parts._replace(netloc=f"{first}-{shard}{dot}{rest}{port}"))
+    return urlunsplit(parts._replace(netloc=f"{service_name}-{shard}{dot}{domain}{port}"))
 
 
 def _is_address(host: str) -> bool:

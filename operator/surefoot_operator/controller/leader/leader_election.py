@@ -1,7 +1,7 @@
-"""Reads, takes, renews and releases the leader's Lease.
+"""Reads, acquires, renews and releases a Lease for the leader election.
 
-Touches the API server. The composition root acts between `acquire` and the end of `hold`, and exits when that raises
-LeaseLost.
+Touches the API server. The composition root leads between `acquire` and the end of `renew_until_lost`, and exits if
+that raises LeaseLost.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ log = logging.getLogger(__name__)
 
 Body = dict[str, Any]
 NOTE = f"{GROUP}/"
-"""Begins the names of annotations that are the holder's: what others have noted there goes with its next renewal."""
+"""Prefix of the annotations that the leader owns: its next renewal removes those that other replicas added."""
 _MAX_LOGGED_FAILURES = 3
-"""Of calls in a row that fail, so many are logged: an outage may last for hours."""
+"""Number of failed calls in a row that are logged, because an outage may last for hours."""
 
 
 class LeaseLost(OperatorError):
-    """Another replica may lead; nothing that was begun may be finished."""
+    """Another replica may lead, so nothing that was started may be finished."""
 
 
 def boot_clock() -> float:
-    """Seconds including suspend, where the system has such a clock."""
+    """Returns seconds of a clock that includes suspend, or of the monotonic clock if the system has no such clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRef:
+    """Namespace and name of a Lease."""
+
     namespace: str
     name: str
 
@@ -63,10 +65,18 @@ class LeaseRef:
 
 
 class Elector:
-    """Competes for the lease as one candidate.
+    """Competes for a lease as one candidate.
 
-    `acquire`, then `hold` until it stands down, and so on until cancelled or lost; then `release`. `may_act` may be
-    called at any time. `notes`: annotations that the lease has while this candidate holds it.
+    Call `acquire`, then `renew_until_lost`, and so on until cancelled or lost; then `release`. `require_leadership` may
+    be called at any time.
+
+    Args:
+        api: The API server.
+        where: The Lease.
+        identity: Identity of this replica.
+        timings: Durations of the election; None: the defaults.
+        now: The boot clock, in seconds.
+        notes: Returns the annotations that the lease has while this candidate leads.
     """
 
     def __init__(
@@ -84,37 +94,39 @@ class Elector:
         self._body: Body | None = None
         self._waited_for = ""
         self._failures = self._timeouts = 0
-        """Calls in a row that failed, and those that were not answered in time."""
+        """Number of failed calls in a row, and of those that got no answer in time."""
         self.leading = False
+        """Whether this candidate's term runs, even while it may not act."""
         self.last_answer_seconds = now()
-        """When the API server last answered about the lease."""
+        """When the API server last answered about the lease. Boot clock."""
 
     def require_leadership(self) -> None:
-        """Raises NotLeading unless the lease is ours by our own clock."""
+        """Raises NotLeader unless the lease is ours by our own clock."""
         if not election_rules.leads(self._candidate, self._now()):
-            raise NotLeader("this operator does not hold the lease: nothing is decided or written")
+            raise NotLeader("this operator has no valid lease, so it decides and writes nothing")
 
     @property
     def leader_identity(self) -> str:
-        """Who leads, as far as this candidate sees; empty: nobody."""
+        """Identity of the leader, as far as this candidate knows; empty: there is none."""
         return election_rules.holder(self._candidate, self._now())
 
     @property
     def annotations(self) -> Mapping[str, str] | None:
-        """The lease's annotations, as last read; None: there is no lease."""
+        """The lease's annotations as last read; None: it does not exist."""
         return self._candidate.lease.notes if self._candidate.lease is not None else None
 
     async def read(self) -> None:
-        """Reads the lease, however often it has to be tried."""
-        read = False
-        while not read:
-            read = await self._tried(LeaseAction("look", "it is asked for"))
-            await asyncio.sleep(0.0 if read else self._timings.retry_seconds * random.uniform(0.5, 1.0))
+        """Reads the lease, and repeats that until it succeeds."""
+        is_read = False
+        while not is_read:
+            is_read = await self._tried(LeaseAction("look", "it is asked for"))
+            await asyncio.sleep(0.0 if is_read else self._timings.retry_seconds * random.uniform(0.5, 1.0))
 
     async def acquire(self, patience_seconds: Callable[[], float] = float) -> None:
-        """Waits until nobody else leads, and takes the lease.
+        """Waits until no other replica leads, and acquires the lease.
 
-        `patience_seconds`: how long it is left to others once it is free.
+        Args:
+            patience_seconds: Returns how long a free lease is left to other replicas.
         """
         while not self.leading:
             step = election_rules.decide(self._candidate, self._now(), self._timings, patience_seconds())
@@ -124,10 +136,13 @@ class Elector:
             await self._try(step)
 
     async def renew_until_lost(self, gives_up: Callable[[], bool] = bool) -> None:
-        """Renews the lease; returns once it stands down, or `gives_up` says so.
+        """Renews the lease until the term ends, or until `gives_up` returns True.
 
-        Given up it is led still, until `release`. Raises LeaseLost if somebody else took it. Between its own deadline
-        and that, it may not act, and goes on where it was if a renewal is accepted.
+        After `gives_up` this replica still leads, until `release`. After a missed renewal it may not act, but continues
+        where it was if a later renewal is accepted.
+
+        Raises:
+            LeaseLost: Another replica has taken the lease.
         """
         while True:
             step = election_rules.decide(self._candidate, self._now(), self._timings)
@@ -141,35 +156,39 @@ class Elector:
                 self._candidate = election_rules.stood_down(self._candidate)
                 if step.verb == "lost":
                     raise LeaseLost(f"{step.reason}: another replica may lead")
-                log.warning("%s: standing by until the API server answers", step.reason)
+                log.warning("%s: this replica no longer leads, and waits until the API server answers", step.reason)
                 return
             await self._try(step)
 
     async def renew(self) -> None:
-        """Writes the lease with its notes now. Raises FabricError, NotLeading, TimeoutError."""
+        """Writes the lease with its current annotations. Raises PlatformError, NotLeader, TimeoutError."""
         self.require_leadership()
-        await self._answered(self._write(LeaseAction("renew", "the notes have changed")))
+        await self._answered(self._write(LeaseAction("renew", "its annotations have changed")))
 
     async def annotate(self, notes: Mapping[str, str]) -> None:
-        """Adds notes to another's lease, which counts as no renewal.
+        """Adds annotations to another replica's lease, which does not renew it.
 
-        They stand until its holder renews it. Raises FabricError if it was written meanwhile, or TimeoutError.
+        They stay until its leader renews it.
+
+        Raises:
+            PlatformError: The lease was written in between, or the API server rejects the write.
+            TimeoutError: The API server did not answer in time.
         """
         async with asyncio.timeout(self._timings.call_seconds):
             body = await self._api.get(self._where.path)
             metadata = body["metadata"]
-            noted = {**(metadata.get("annotations") or {}), **notes}
-            await self._api.put(self._where.path, {**body, "metadata": {**metadata, "annotations": noted}})
+            annotations = {**(metadata.get("annotations") or {}), **notes}
+            await self._api.put(self._where.path, {**body, "metadata": {**metadata, "annotations": annotations}})
 
     async def release(self) -> None:
-        """Releases the lease, so that no replica waits for its expiry.
+        """Releases the lease, so that other replicas need not wait until it expires.
 
-        A failure costs that wait and nothing else.
+        If that fails, they wait; nothing else is lost.
         """
         if not election_rules.leads(self._candidate, self._now()) or self._body is None:
             return
-        given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now_text()}
-        body = {**self._body, "spec": {**self._body["spec"], **given}}
+        released_fields = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now_text()}
+        body = {**self._body, "spec": {**self._body["spec"], **released_fields}}
         self._candidate, self.leading = election_rules.stood_down(self._candidate), False
         try:
             async with asyncio.timeout(self._timings.renew_seconds):
@@ -179,9 +198,9 @@ class Elector:
             log.warning("could not release lease %s, other replicas wait until it expires: %s", self._where.name, error)
 
     async def _try(self, step: LeaseAction) -> None:
-        """Does the step's call; pauses if it did not come out as hoped."""
+        """Makes the step's call, and pauses if it did not succeed."""
         if not await self._tried(step):
-            # jitter: two that wait for one lease must not come at one moment
+            # With jitter, so that two replicas that wait for one lease do not write at the same moment.
             await asyncio.sleep(self._timings.retry_seconds / (4 if self.leading else 1) * random.uniform(0.5, 1.0))
 
     async def _tried(self, step: LeaseAction) -> bool:
@@ -190,7 +209,7 @@ class Elector:
         except ApiError as error:
             self.last_answer_seconds = self._now()
             if error.code not in (404, 409):
-                log.warning("the API server refused the lease: %s", error)
+                log.warning("the API server rejects the call for lease %s, retrying: %s", self._where.name, error)
                 return False
             return await self._reread_lease()
         except (PlatformError, TimeoutError) as error:
@@ -200,7 +219,7 @@ class Elector:
         return True
 
     async def _reread_lease(self) -> bool:
-        """Somebody else wrote, or deleted: what stands now decides."""
+        """Reads the lease after another replica wrote or deleted it, and decides from its new state."""
         try:
             await self._answered(self._read_lease())
         except (PlatformError, TimeoutError) as error:
@@ -209,7 +228,7 @@ class Elector:
         return self.leading
 
     async def _answered(self, call: Coroutine[Any, Any, None]) -> None:
-        """Waits for a call within its limit. Raises FabricError, TimeoutError."""
+        """Awaits a call within its time limit. Raises PlatformError, TimeoutError."""
         limit = election_rules.call_limit(self._candidate, self._timeouts, self._now(), self._timings)
         try:
             async with asyncio.timeout(limit):
@@ -225,7 +244,11 @@ class Elector:
     def _log_unreachable(self, error: BaseException) -> None:
         self._failures += 1
         if self._failures <= _MAX_LOGGED_FAILURES:
-            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
+            log.warning(
+                "cannot reach lease %s, retrying: %s",
+                self._where.name,
+                error or "the API server did not answer in time",
+            )
 
     async def _read_lease(self) -> None:
         try:
@@ -238,8 +261,8 @@ class Elector:
         self._candidate = election_rules.seen(self._candidate, _lease(self._body), self._now())
 
     async def _write(self, step: LeaseAction) -> None:
-        """Takes or renews it; the server refuses if anybody wrote since we looked."""
-        asked_at = self._now()
+        """Acquires or renews the lease; the write is rejected if another replica wrote since the last read."""
+        sent_seconds = self._now()
         body = self._lease_body(step.verb == "acquire")
         if self._body is None:
             self._body = await self._api.post(self._where.collection, body)
@@ -248,27 +271,30 @@ class Elector:
         self.last_answer_seconds = self._now()
         lease = _lease(self._body)
         assert lease is not None
-        self._candidate = election_rules.written(self._candidate, lease, asked_at, self._timings)
+        self._candidate = election_rules.written(self._candidate, lease, sent_seconds, self._timings)
         if step.verb == "acquire":
             log.info("this operator (%s) leads: %s (lease %s)", self._candidate.identity, step.reason, self._where.name)
             self.leading = True
 
-    def _lease_body(self, anew: bool) -> Body:
-        old = self._body or {}
-        spec = dict(old.get("spec") or {})
-        spec["renewTime"] = at = now_text()
-        if anew:
-            spec["acquireTime"] = at
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if old else 0)
+    def _lease_body(self, is_acquisition: bool) -> Body:
+        old_lease = self._body or {}
+        spec = dict(old_lease.get("spec") or {})
+        spec["renewTime"] = renew_time = now_text()
+        if is_acquisition:
+            spec["acquireTime"] = renew_time
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if old_lease else 0)
         spec["holderIdentity"] = self._candidate.identity
         spec["leaseDurationSeconds"] = max(1, round(self._timings.lease_seconds))
-        metadata = dict(old.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace})
-        theirs = {name: text for name, text in (metadata.get("annotations") or {}).items() if not name.startswith(NOTE)}
-        metadata["annotations"] = {**theirs, **self._notes()}
+        metadata = dict(old_lease.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace})
+        others_annotations = {
+            name: text for name, text in (metadata.get("annotations") or {}).items() if not name.startswith(NOTE)
+        }
+        metadata["annotations"] = {**others_annotations, **self._notes()}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
     def _log_waiting(self, step: LeaseAction) -> None:
         if step.reason != self._waited_for:
+            # Once for each reason, not at each read.
             self._waited_for = step.reason
             log.info("standing by: %s (lease %s)", step.reason, self._where.name)
 
@@ -279,7 +305,8 @@ def _lease(body: Body | None) -> ObservedLease | None:
     spec = body.get("spec") or {}
     return ObservedLease(
         server=str(spec.get("holderIdentity") or ""),
-        # not the resourceVersion: whoever asks for the lease would keep a dead leader's from expiring
+        # Not the resourceVersion: replicas that request a shard by an annotation would keep a dead leader's lease
+        # valid.
         version=f"{spec.get('renewTime')} {spec.get('leaseTransitions')} {spec.get('holderIdentity')}",
         lease_seconds=float(spec.get("leaseDurationSeconds") or 1),
         notes=dict(body["metadata"].get("annotations") or {}),
@@ -287,22 +314,24 @@ def _lease(body: Body | None) -> ObservedLease | None:
 
 
 def now_text() -> str:
-    """For people: nobody decides by it."""
+    """Returns the current time for a Lease; it is informative, and no replica decides by it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # ---- leader label ----------------------------------------------------------------------------------------------------
-# Moves a shard's leader label to this pod, for agents' Service. Touches the API server; run by the composition root
-# while it leads. Level-triggered: a label on another pod is removed at the next round.
+# Moves a shard's leader label to this pod, which the Service for agents selects. Touches the API server; run by the
+# composition root while it leads. Level-triggered: a label on another pod is removed in the next round.
 
 LEADER = leader_label(0)
 OPERATORS = f"{GROUP}/part=operator"
 POLL_SECONDS = 30.0
+"""Interval between two checks of the labels."""
 RETRY_SECONDS = 1.0
+"""Wait after a failed check."""
 
 
 class LeaderLabel:
-    """Keeps the label on this pod; `drop` it when leadership ends."""
+    """Keeps the leader label on this pod; call `remove` when leadership ends."""
 
     def __init__(self, api: Api, namespace: str, pod_name: str, label: str = LEADER) -> None:
         self._api, self._namespace, self._pod_name, self._label = api, namespace, pod_name, label
@@ -310,44 +339,50 @@ class LeaderLabel:
         self._logged = ""
 
     async def run(self) -> None:
-        """Keeps the label on this pod until cancelled."""
+        """Keeps the label on this pod until cancelled. A failure is logged and retried."""
         await repeat(self._try_once)
 
     async def _try_once(self) -> float:
         try:
             await self.once()
         except PlatformError as error:
-            log.warning("cannot move the leader label: %s", error)
+            log.warning(
+                "cannot move the leader label to pod %s, agents may not find it; retrying: %s", self._pod_name, error
+            )
             return RETRY_SECONDS
         return POLL_SECONDS
 
     async def once(self) -> None:
-        """Labels this pod, then removes the label from others.
+        """Labels this pod, then removes the label from others. Raises PlatformError.
 
-        For a moment two pods have it; the one that does not lead refers agents to the leader.
+        For a moment two pods have the label. The one that does not lead refers agents to the leader.
         """
         query: dict[str, str | int] = {"labelSelector": OPERATORS, "limit": 100}
         pods = (await self._api.get(core_path(self._namespace, "pods"), query))["items"]
         names = {pod["metadata"]["name"] for pod in pods}
         if self._pod_name not in names and not self._logged:
-            self._logged = f"there is no pod {self._namespace}/{self._pod_name}: agents reach this operator only by its own address"
+            self._logged = (
+                f"there is no pod {self._namespace}/{self._pod_name} to label: agents reach this operator only by its"
+                " own address"
+            )
             log.warning("%s", self._logged)
-        for pod in sorted(pods, key=lambda found: found["metadata"]["name"] != self._pod_name):
+        for pod in sorted(pods, key=lambda pod_object: pod_object["metadata"]["name"] != self._pod_name):
             await self._settle(pod)
 
     async def remove(self) -> None:
-        """Removes the label from this pod. Raises FabricError."""
+        """Removes the label from this pod. Raises PlatformError."""
         try:
             await self._patch(self._pod_name, [{"op": "remove", "path": self._pointer}])
         except ApiError as error:
-            if error.code not in (404, 422):  # no such pod, no such label
+            # 404: the pod does not exist; 422: it has no such label.
+            if error.code not in (404, 422):
                 raise
 
     async def _settle(self, pod: dict[str, Any]) -> None:
-        name, marked = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(self._label) == "true"
-        if name == self._pod_name and not marked:
+        name, is_labelled = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(self._label) == "true"
+        if name == self._pod_name and not is_labelled:
             await self._patch(name, [{"op": "add", "path": self._pointer, "value": "true"}])
-        elif name != self._pod_name and marked:
+        elif name != self._pod_name and is_labelled:
             try:
                 await self._patch(name, [{"op": "remove", "path": self._pointer}])
             except ApiError as error:

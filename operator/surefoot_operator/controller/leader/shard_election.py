@@ -1,8 +1,8 @@
-"""Competes for every shard's lease, and keeps shards evenly spread.
+"""Competes for every shard's lease, and spreads the shards evenly over the replicas.
 
-Touches the API server; run by the composition root. How many shards there are stands in shard 0's lease, and not in
-anybody's settings: while a release is changed replicas of both settings run, and a job must have one leader. Who leads
-shard 0 and wants another number gathers all shards, writes the number, and lets go of them.
+Touches the API server; run by the composition root. A job must have exactly one leader, also while an upgrade runs
+replicas whose settings name different numbers of shards. So the number in force is in shard 0's lease, not in the
+settings. To change it, the leader of shard 0 gathers the leases of all shards, writes the number, and releases them.
 """
 
 from __future__ import annotations
@@ -31,41 +31,51 @@ from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 log = logging.getLogger(__name__)
 
 SHARDS = f"{NOTE}shards"
-"""On shard 0's lease: how many there are; without it there is one."""
+"""Annotation of shard 0's lease: the number of shards; without it there is one."""
 REQUESTED_SHARD = f"{NOTE}shards-wanted"
-"""On shard 0's lease: how many whoever leads it gathers them for."""
+"""Annotation of shard 0's lease: the number of shards that its leader is changing to."""
 REQUESTED_BY = f"{NOTE}asked-by"
-"""On any shard's lease: who asks its holder for it."""
+"""Annotation of any shard's lease: the replica that requests the shard from its leader."""
 ASK_SECONDS = 5.0
-"""Between two looks whether shards are spread evenly: replicas that have just begun take what is free first."""
+"""Interval between two checks for an even spread; before the first one, new replicas take free shards."""
 POLL_SECONDS = 0.2
+"""Interval for checking whether the number of shards changes."""
 
 
 class LeaderCallbacks(Protocol):
-    """What is done with a shard that this replica leads."""
+    """Starts and stops the work of a shard that this replica leads."""
 
     def started_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
         """Leads the shard from now on.
 
-        `may_act` raises NotLeading once its lease is over.
+        Args:
+            shard: The shard.
+            shards: Number of shards in force.
+            may_act: Raises NotLeader once the shard's lease is over.
         """
 
     async def stopped_leading(self, shard: int, in_peace: bool) -> None:
-        """Leads it no more.
+        """Stops leading the shard.
 
-        `in_peace`: the lease is held still, and is given up next.
+        Args:
+            shard: The shard.
+            in_peace: Whether this replica still has the lease, and releases it next.
         """
 
     def annotations(self, shard: int) -> Mapping[str, str]:
-        """Annotations of its lease, for other replicas."""
+        """Returns the annotations of the shard's lease, for other replicas."""
 
 
 class ShardElection:
-    """Competes as one replica: `run` until cancelled, then `close`.
+    """Competes for all shards as one replica: `run` until cancelled, then `close`.
 
     Args:
+        api: The API server.
         where: Shard 0's lease.
-        wished: How many shards this replica is set to have.
+        identity: Identity of this replica.
+        wished: Number of shards in this replica's settings.
+        terms: Starts and stops the work of each shard.
+        timings: Durations of the elections; None: the defaults.
     """
 
     def __init__(
@@ -83,54 +93,54 @@ class ShardElection:
         self._led: set[int] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._next: int | None = None
-        """How many shards there will be, while that is being written."""
+        """Number of shards that is being written; None: none is."""
         self.shards = wished
-        """As this replica knows; what is in force stands in the lease."""
+        """Number of shards as this replica knows; the number in force is in shard 0's lease."""
 
     @property
     def led_shards(self) -> frozenset[int]:
-        """Shards whose terms run here."""
+        """Shards that this replica leads."""
         return frozenset(self._led)
 
     def require_leadership(self, shard: int) -> None:
-        """Raises NotLeading unless this shard's lease is ours by our own clock."""
+        """Raises NotLeader unless this shard's lease is ours by our own clock."""
         self._electors[shard].require_leadership()
 
     @property
     def last_answer_seconds(self) -> float:
-        """When the API server last answered about a lease."""
+        """When the API server last answered about a lease. Boot clock."""
         return max(elector.last_answer_seconds for elector in self._electors.values())
 
     def leader_and_annotations(self, shard: int) -> tuple[str, Mapping[str, str]]:
-        """Returns who leads a shard, and its lease's annotations."""
+        """Returns the identity of a shard's leader (empty: none), and its lease's annotations."""
         elector = self._electors[shard]
         return elector.leader_identity, elector.annotations or {}
 
     async def run(self) -> None:
-        """Leads what it gets, until cancelled.
+        """Leads the shards that it gets, until cancelled.
 
-        Raises LeaseLost where another took the only shard that this replica led.
+        Raises LeaseLost if another replica took the only shard that this one led.
         """
         await self._electors[0].read()
         while True:
             await self._compete_for_shards(self._recorded())
 
     async def close(self) -> None:
-        """Ends every term and gives its lease back."""
+        """Ends every term and releases its lease."""
         await asyncio.gather(*(self._end(shard, in_peace=True) for shard in sorted(self._led)), *self._ending)
         await asyncio.gather(*(elector.release() for elector in self._electors.values()))
 
-    # ---- one layout -------------------------------------------------------------------------------------------------
+    # ---- one number of shards ---------------------------------------------------------------------------------------
 
     async def _compete_for_shards(self, shards: int) -> None:
-        """Competes for so many shards until there are to be others."""
+        """Competes for this many shards until their number changes."""
         self.shards = shards
         for shard in range(shards):
             self._electors.setdefault(shard, self._elector(shard))
         tasks = [asyncio.create_task(self._compete(shard), name=f"shard {shard}") for shard in range(shards)]
         tasks += [asyncio.create_task(self._ask(), name="ask"), asyncio.create_task(self._moved(), name="moved")]
         await wait_for_first(tasks)
-        # the jobs are cut anew: none is led by two while that is written
+        # Jobs move between shards now. End all terms first, so that no job has two leaders.
         await asyncio.gather(*(self._end(shard, in_peace=False) for shard in sorted(self._led)), *self._ending)
         await self._change_shard_count()
 
@@ -146,14 +156,14 @@ class ShardElection:
         return self._wished != self.shards and gathered
 
     async def _change_shard_count(self) -> None:
-        """Writes how many shards there are to be, where this replica holds them all; then gives up those that are no more."""
+        """Writes the desired number if this replica has all leases, then releases those of removed shards."""
         if self._may_cut():
             self._next = self._wished
             try:
                 await self._electors[0].renew()
                 log.info("jobs are spread over %d shard(s) from now on, instead of %d", self._wished, self.shards)
             except (PlatformError, TimeoutError) as error:
-                log.warning("cannot say how many shards there are, looking whether it was written: %s", error)
+                log.warning("cannot write the number of shards, reading whether it was written: %s", error)
                 await self._electors[0].read()
             finally:
                 self._next = None
@@ -161,34 +171,35 @@ class ShardElection:
             await self._electors.pop(shard).release()
 
     async def _compete(self, shard: int) -> None:
-        """Leads one shard, term after term."""
+        """Leads one shard in term after term."""
         elector = self._electors[shard]
         while True:
             await elector.acquire(
                 lambda: patience_seconds(self._identity, shard, self._observed_shards(), self._layout())
             )
             if not await self._in_force(shard):
+                # The number of shards changed before we got this lease.
                 if shard != 0:
                     await elector.release()
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             self._terms.started_leading(shard, self.shards, elector.require_leadership)
             self._led.add(shard)
-            lost: LeaseLost | None = None
+            lease_lost: LeaseLost | None = None
             try:
                 await elector.renew_until_lost(partial(self._gives_up, shard))
             except LeaseLost as error:
-                lost = error
+                lease_lost = error
             await self._end(shard, in_peace=elector.leading)
-            if lost is not None and not self._led:
-                raise lost
-            if lost is not None:
-                log.warning("shard %d is not led here any more: %s", shard, lost)
+            if lease_lost is not None and not self._led:
+                raise lease_lost
+            if lease_lost is not None:
+                log.warning("this replica no longer leads shard %d: %s", shard, lease_lost)
             if elector.leading:
                 await elector.release()
 
     async def _end(self, shard: int, in_peace: bool) -> None:
-        """Whoever waits for it may be cancelled; a term is ended whole."""
+        """Ends a term completely, even if the waiting task is cancelled."""
         self._led.discard(shard)
         ending = asyncio.create_task(self._terms.stopped_leading(shard, in_peace), name=f"end shard {shard}")
         self._ending.add(ending)
@@ -196,68 +207,69 @@ class ShardElection:
         await asyncio.shield(ending)
 
     async def _in_force(self, shard: int) -> bool:
-        """Whether there are still as many shards as this lease was taken for.
+        """Returns whether the number of shards is still the one that this lease was acquired for.
 
-        Asked after it was taken: who cuts the jobs anew holds all leases, and from here on not this one.
+        Checked after the lease was acquired: a replica that changes the number needs all leases, and from now on cannot
+        have this one.
         """
         if shard == 0:
             return self._recorded() == self.shards
         try:
-            found = await self._api.get(self._where.path)
+            lease_object = await self._api.get(self._where.path)
         except ApiError as error:
             return error.code == 404
         except PlatformError:
             return False
-        return _number(found["metadata"].get("annotations") or {}, SHARDS, 1) == self.shards
+        return _number(lease_object["metadata"].get("annotations") or {}, SHARDS, 1) == self.shards
 
-    # ---- among replicas ---------------------------------------------------------------------------------------------
+    # ---- requests between replicas ----------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Asks whoever leads two shards more than this replica for one of them."""
+        """Requests shards from leaders with at least two more than this replica, until cancelled."""
         await repeat(self._ask_once, ASK_SECONDS)
 
     async def _ask_once(self) -> float:
         shard = shard_to_request(self._identity, self._observed_shards(), self._layout())
         if shard is not None:
-            log.info("asking %s for shard %d", self._electors[shard].leader_identity, shard)
+            log.info("asking leader %s to hand over shard %d", self._electors[shard].leader_identity, shard)
             try:
                 await self._electors[shard].annotate({REQUESTED_BY: self._identity})
             except (PlatformError, TimeoutError) as error:
-                log.info("could not ask for shard %d, asking again: %s", shard, error)
+                log.info("cannot ask for shard %d, retrying: %s", shard, error)
         return ASK_SECONDS
 
     def _gives_up(self, shard: int) -> bool:
-        why = handover_reason(self._identity, shard, self._observed_shards(), self._layout())
-        if why:
-            log.info("handing shard %d over: %s", shard, why)
-        return bool(why)
+        reason = handover_reason(self._identity, shard, self._observed_shards(), self._layout())
+        if reason:
+            log.info("handing shard %d over: %s", shard, reason)
+        return bool(reason)
 
     def _observed_shards(self) -> dict[int, ObservedShard]:
-        found = {}
+        observed_shards = {}
         for shard in range(self.shards):
             elector = self._electors[shard]
-            ours = elector.leader_identity == self._identity
-            # what is being given up counts no more, or one too many would go with it
-            gone = ours and elector.leading and shard not in self._led and shard != 0
-            found[shard] = ObservedShard(
-                "" if gone else elector.leader_identity, (elector.annotations or {}).get(REQUESTED_BY, "")
+            is_ours = elector.leader_identity == self._identity
+            # A shard that is being handed over no longer counts; otherwise one too many would be handed over with it.
+            is_ending = is_ours and elector.leading and shard not in self._led and shard != 0
+            observed_shards[shard] = ObservedShard(
+                "" if is_ending else elector.leader_identity, (elector.annotations or {}).get(REQUESTED_BY, "")
             )
-        return found
+        return observed_shards
 
     def _layout(self) -> ShardLayout:
-        first = self._electors[0]
-        if first.leader_identity == self._identity:
+        elector = self._electors[0]
+        if elector.leader_identity == self._identity:
             return ShardLayout(self.shards, self._wished)
-        return ShardLayout(self.shards, _number(first.annotations or {}, REQUESTED_SHARD, self.shards))
+        return ShardLayout(self.shards, _number(elector.annotations or {}, REQUESTED_SHARD, self.shards))
 
     def _recorded(self) -> int:
-        """How many shards there are by shard 0's lease; where there is none, as this replica last knew or wishes."""
-        noted = self._electors[0].annotations
-        return self.shards if noted is None else _number(noted, SHARDS, 1)
+        """Returns the number of shards in shard 0's lease; without a lease, as this replica last knew or wants it."""
+        annotations = self._electors[0].annotations
+        return self.shards if annotations is None else _number(annotations, SHARDS, 1)
 
     def _elector(self, shard: int) -> Elector:
-        where = LeaseRef(self._where.namespace, lease_name(self._where.name, shard))
-        return Elector(self._api, where, self._identity, self._timings, notes=partial(self._notes, shard))
+        lease = LeaseRef(self._where.namespace, lease_name(self._where.name, shard))
+        return Elector(self._api, lease, self._identity, self._timings, notes=partial(self._notes, shard))
 
     def _notes(self, shard: int) -> dict[str, str]:
         notes = dict(self._terms.annotations(shard))

@@ -49,9 +49,14 @@ def watched(since: float, found: ObservedLease | None) -> Candidate:
     ("candidate", "now", "verb", "reason"),
     [
         (ME, 0.0, "look", "the lease was not read yet"),
-        (watched(100.0, None), 100.0, "acquire", "nobody leads"),
+        (watched(100.0, None), 100.0, "acquire", "no replica leads"),
         (watched(100.0, lease("")), 100.0, "acquire", "released the lease"),
-        (watched(100.0, lease("me")), 100.0, "acquire", "this replica held the lease, and nobody has since"),
+        (
+            watched(100.0, lease("me")),
+            100.0,
+            "acquire",
+            "this replica had the lease before it restarted, and no other has taken it",
+        ),
         (watched(100.0, lease()), 100.0, "wait", "other leads"),
         (watched(100.0, lease()), 102.9, "wait", "other leads"),
         (watched(100.0, lease()), 103.0, "acquire", "other has not renewed its lease for 3.0 s"),
@@ -80,14 +85,19 @@ LEADER = election_rules.written(ME, lease("me", "7"), 100.0, TIMINGS)
         (LEADER, 110.0, "stand-down", "could not be renewed for 10.0 s"),
         # frozen for an hour, or a machine that slept
         (LEADER, 3700.0, "stand-down", "could not be renewed for 3600.0 s"),
-        (election_rules.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease is held by other"),
-        (election_rules.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease is held by nobody"),
+        (election_rules.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease belongs to other now"),
+        (election_rules.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease belongs to no replica now"),
         (election_rules.seen(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
         # our own write, whose answer was lost: it is not counted, and the lease is renewed again
         (election_rules.seen(LEADER, lease("me", "8"), 101.0), 101.0, "renew", "renewed"),
         (election_rules.seen(LEADER, lease("me", "8"), 103.0), 110.0, "stand-down", "could not be renewed"),
         # it stands by then, and takes the lease where nobody else has
-        (election_rules.stood_down(LEADER), 110.0, "acquire", "this replica held the lease, and nobody has since"),
+        (
+            election_rules.stood_down(LEADER),
+            110.0,
+            "acquire",
+            "this replica had the lease before it restarted, and no other has taken it",
+        ),
         (
             election_rules.seen(election_rules.stood_down(LEADER), lease("other", "8"), 110.0),
             110.0,
@@ -372,7 +382,7 @@ def test_who_has_least_takes_a_free_shard_first(
 
 def test_whoever_leads_shard_0_gathers_them_all_to_cut_the_jobs_anew() -> None:
     changing = ShardLayout(3, 1)
-    assert "root gathers the shards" in handover_reason("other", 1, SPREAD, changing)
+    assert "root gathers all shards" in handover_reason("other", 1, SPREAD, changing)
     assert not handover_reason("root", 0, SPREAD, changing)
     assert not handover_reason("other", 1, {**SPREAD, 0: ObservedShard("")}, changing), "nobody is there to gather them"
     assert shard_to_request("new", {0: ObservedShard("root"), 1: ObservedShard("root")}, ShardLayout(2, 1)) is None
