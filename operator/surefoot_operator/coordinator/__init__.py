@@ -1,5 +1,5 @@
-"""Serves the agents of all jobs from soft state.
+"""Exchanges messages with the agents of all jobs; stores nothing.
 
-Agents report everything again after a restart. `sessions`, `conversations` and `desired_messages` decide, without clock or
-I/O; `agent_server` owns the connections and calls them.
+After a restart of the operator, agents report everything again. `sessions`, `conversations` and `desired_messages` decide
+without clock or I/O; `agent_channel` and `agent_server` own the connections and call them.
 """

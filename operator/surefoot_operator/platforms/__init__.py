@@ -1,1 +1,1 @@
-"""Contains the Fabric protocol and its two implementations."""
+"""Defines the Platform protocol and implements it on Kubernetes and on one machine."""

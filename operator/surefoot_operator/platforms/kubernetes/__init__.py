@@ -1,5 +1,5 @@
-"""Implements the Fabric protocol on Kubernetes.
+"""Implements the Platform protocol on Kubernetes.
 
-`api_client` calls the API server, `api_writes` writes, `cluster_cache` mirrors its objects; `pods` and `observations` are
-pure, `platform` joins them. It decides nothing.
+`api_client` calls the API server, `api_writes` writes objects, and `cluster_cache` mirrors them. `pods` builds pods and
+`observations` converts objects for plans, both pure. `platform` combines them.
 """

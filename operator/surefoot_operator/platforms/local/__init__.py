@@ -1,6 +1,5 @@
-"""Implements the Fabric protocol on one machine: nodes are process groups.
+"""Implements the Platform protocol on one machine, where each node is a process group.
 
-`run_folder` is the base (little is imported: a node starts in a moment); `platform` stores job and status, and is the
-operator's side; `node_process` plays the kubelet; `local_nodes` owns the node groups for
-`surefoot local`.
+`run_folder` defines the files (with few imports, so that nodes start fast). `platform` is the operator's side and stores
+job and status. `node_process` runs one node, in the kubelet's place. `local_nodes` owns all nodes for `surefoot local`.
 """

@@ -1,8 +1,8 @@
-"""Owns the processes of a local run and injects faults into them.
+"""Starts and ends the nodes and the operator of a local run, and injects faults into them.
 
-Used by `surefoot local` and by tests. `close` ends everything it started; if this process is killed, the kernel ends
-the rest (PDEATHSIG), and the next run in the folder ends what is left. Start processes from the main thread only: they
-die with the thread that forked them.
+Used by `surefoot local` and by tests. `close` ends every process that was started here. If this process is killed, the
+kernel ends its children (PDEATHSIG), and the next run in the folder ends the others. Start processes only from the main
+thread, because they die with the thread that forked them.
 """
 
 from __future__ import annotations
@@ -42,164 +42,194 @@ from surefoot_operator.platforms.local.run_folder import (
     write_json,
 )
 
-# ---- processes killed for memory -------------------------------------------------------------------------------------
-# Has the kernel's OOM killer end single processes. Touches cgroups (Linux, both versions). Each process is moved into a
-# memory group of its own, which may use none: the first page that it needs from then on is refused, and the kernel ends
-# it as it ends any that is beyond its limit. The machine's memory is never used up. Where no group can be made, or the
-# process needs nothing, SIGKILL stands in, and whoever tells of the end says so.
+# ---- processes killed by the OOM killer ------------------------------------------------------------------------------
+# Makes the kernel's OOM killer end single processes, by cgroups (Linux, both versions). A process is moved into its own
+# memory cgroup with a limit of 0: at the next page that it allocates, the kernel kills it as it kills any process over
+# its limit. The machine's memory is never used up. If no cgroup can be created, or the process allocates nothing, it
+# gets SIGKILL instead, and the fault file has the reason for the agent's report.
 
-_NEEDS_SECONDS = 5.0
-"""A trainer that makes steps needs a page at once; one that waits for so long may never."""
+_MAX_ALLOCATION_WAIT_SECONDS = 5.0
+"""Time within which a confined trainer must allocate a page; one that trains does so at once."""
 
-_REPORT_SECONDS = 10.0
-"""So long its agent may take to see its end, and to read the group's counters."""
+_MAX_REPORT_SECONDS = 10.0
+"""Time limit for the agent to notice the trainer's end and to read the cgroup's counters."""
 
 
 @dataclass(slots=True)
 class _MemoryCgroup:
+    """A process that was moved into its own memory cgroup."""
+
     process: ProcessIdentity
     group: Path
+    """Folder of the cgroup."""
     fault_file: Path
+    """File that the agent reads to report how the process ended, and then removes."""
     until: float
+    """Monotonic time limit: for the process' end, then for the agent's report."""
     ended: bool = False
+    """Whether the process has ended."""
 
 
 class OomInjector:
-    """Strikes processes; `look` often, and `close` at the end."""
+    """Makes the OOM killer kill processes; call `poll` often, and `close` at the end.
 
-    def __init__(self, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
-        self._groups, self._own = groups, own
-        self._confined: list[_MemoryCgroup] = []
+    Args:
+        cgroup_root: Root of the cgroup file system.
+        own_cgroups_file: File with the cgroups of this process.
+    """
 
-    def start_kill(self, process: ProcessIdentity, word: Path) -> None:
-        """Confines a process; `word` tells its agent how it ends."""
+    def __init__(
+        self, cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroups_file: Path = Path("/proc/self/cgroup")
+    ) -> None:
+        self._cgroup_root, self._own_cgroups_file = cgroup_root, own_cgroups_file
+        self._confined_processes: list[_MemoryCgroup] = []
+
+    def start_kill(self, process: ProcessIdentity, fault_file: Path) -> None:
+        """Moves a process into a cgroup without memory; writes to `fault_file` for its agent how it will end."""
         name = f"surefoot-oom-{process.pid}-{process.ticks}"
         try:
-            group = _create_cgroup(self._groups, self._own, name)
+            group = _create_cgroup(self._cgroup_root, self._own_cgroups_file, name)
         except OSError as error:
-            _stand_in(process, word, f"no memory group can be made: {error.strerror or error}")
+            _kill_instead(process, fault_file, f"no memory cgroup could be created: {error.strerror or error}")
             return
-        write_json(word, {"group": str(group), "stands_in": ""}, durable=False)
-        self._confined.append(_MemoryCgroup(process, group, word, time.monotonic() + _NEEDS_SECONDS))
+        write_json(fault_file, {"group": str(group), "stands_in": ""}, durable=False)
+        self._confined_processes.append(
+            _MemoryCgroup(process, group, fault_file, time.monotonic() + _MAX_ALLOCATION_WAIT_SECONDS)
+        )
         try:
             (group / "cgroup.procs").write_text(str(process.pid))
         except OSError as error:
-            _stand_in(process, word, f"it cannot be moved into a memory group: {error.strerror or error}")
+            _kill_instead(process, fault_file, f"it could not be moved into a memory cgroup: {error.strerror or error}")
 
     def poll(self) -> None:
-        """Removes groups whose end was told; ends what did not end there."""
+        """Kills confined processes that the OOM killer did not; removes cgroups whose end the agent has reported."""
         now = time.monotonic()
-        for one in tuple(self._confined):
-            if is_alive(one.process):
-                if now > one.until:
-                    _stand_in(one.process, one.fault_file, "it needed no memory in the group that it was put into")
+        for confined in tuple(self._confined_processes):
+            if is_alive(confined.process):
+                if now > confined.until:
+                    _kill_instead(confined.process, confined.fault_file, "it allocated no memory in its cgroup")
                 continue
-            if not one.ended:
-                one.ended, one.until = True, now + _REPORT_SECONDS
-            if not one.fault_file.exists() or now > one.until:
-                one.fault_file.unlink(missing_ok=True)  # else the next death there would be taken for it
-                with contextlib.suppress(OSError):  # its last thread is still going: asked again
-                    one.group.rmdir()
-                    self._confined.remove(one)
+            if not confined.ended:
+                confined.ended, confined.until = True, now + _MAX_REPORT_SECONDS
+            if not confined.fault_file.exists() or now > confined.until:
+                confined.fault_file.unlink(missing_ok=True)  # otherwise the next end on this node would be taken for it
+                with contextlib.suppress(OSError):  # its last thread has not ended yet: the next poll tries again
+                    confined.group.rmdir()
+                    self._confined_processes.remove(confined)
 
     def close(self) -> None:
-        """Removes the groups; nothing is left running in them."""
-        for one in self._confined:
+        """Removes the cgroups, whose processes have ended by now."""
+        for confined in self._confined_processes:
             with contextlib.suppress(OSError):
-                one.group.rmdir()
-        self._confined.clear()
+                confined.group.rmdir()
+        self._confined_processes.clear()
 
 
-def _create_cgroup(groups: Path, own: Path, name: str) -> Path:
-    """Makes a group that may use no memory. Raises OSError."""
-    for parent, limit in _cgroup_candidates(groups, own):
+def _create_cgroup(cgroup_root: Path, own_cgroups_file: Path, name: str) -> Path:
+    """Creates a cgroup that may use no memory; raises OSError if that is not possible."""
+    for parent, limit_file in _cgroup_candidates(cgroup_root, own_cgroups_file):
         if not (parent / "cgroup.procs").exists():
             continue
         group = parent / name
         group.mkdir()
         try:
-            (group / limit).write_text("0")
+            (group / limit_file).write_text("0")
         except OSError:
             group.rmdir()
             raise
         return group
-    raise FileNotFoundError(None, "this machine has no memory controller that may be used")
+    raise FileNotFoundError(None, "this machine has no cgroup memory controller that this user may use")
 
 
-def _cgroup_candidates(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
-    """Where a group may be made, the nearest first, and the file of its limit.
+def _cgroup_candidates(cgroup_root: Path, own_cgroups_file: Path) -> Iterator[tuple[Path, str]]:
+    """Yields folders in which a cgroup may be created, the nearest first, each with the name of its limit file.
 
-    Version 1 below this process' own group. Version 2 allows it only below one whose children have a memory controller.
+    Version 1 allows it below this process' own cgroup; version 2 only where children have a memory controller.
     """
-    lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    of = {names: path.strip("/") for _, names, path in lines}
-    version_1 = next((path for names, path in of.items() if "memory" in names.split(",")), None)
+    lines = [line.split(":", 2) for line in own_cgroups_file.read_text().splitlines()]
+    path_by_controllers = {names: path.strip("/") for _, names, path in lines}
+    version_1 = next((path for names, path in path_by_controllers.items() if "memory" in names.split(",")), None)
     if version_1 is not None:
-        yield groups / "memory" / version_1, "memory.limit_in_bytes"
-        yield groups / "memory", "memory.limit_in_bytes"
+        yield cgroup_root / "memory" / version_1, "memory.limit_in_bytes"
+        yield cgroup_root / "memory", "memory.limit_in_bytes"
         return
-    here = groups / of.get("", "")
-    for parent in (here, *here.parents):
-        if not parent.is_relative_to(groups):
+    own_cgroup = cgroup_root / path_by_controllers.get("", "")
+    for parent in (own_cgroup, *own_cgroup.parents):
+        if not parent.is_relative_to(cgroup_root):
             return
         with contextlib.suppress(OSError):
             if "memory" in (parent / "cgroup.subtree_control").read_text().split():
                 yield parent, "memory.max"
 
 
-def _stand_in(process: ProcessIdentity, word: Path, why: str) -> None:
-    write_json(word, {"group": "", "stands_in": why}, durable=False)
+def _kill_instead(process: ProcessIdentity, fault_file: Path, reason: str) -> None:
+    write_json(fault_file, {"group": "", "stands_in": reason}, durable=False)
     send(process, signal.SIGKILL)
 
 
 # ---- local nodes -----------------------------------------------------------------------------------------------------
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
-_END_SECONDS = 3.0
-_KILLED_SECONDS = 60.0
-"""Of processes that were sent SIGKILL: the kernel first takes a gigabyte back; a slow, busy machine took 15 s for it."""
+_MAX_END_SECONDS = 3.0
+"""Time limit for processes to end after SIGTERM, or for those of a former run after SIGKILL."""
+_MAX_KILL_SECONDS = 60.0
+"""Time limit for a node's processes to end after SIGKILL; freeing a gigabyte took 15 s on a busy machine."""
 _PAUSE_SECONDS = 0.02
 
 
 class LocalNodes:
-    """The nodes and the operator of one local run.
-
-    `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers, `drained` ones were emptied besides.
-    """
+    """Starts and ends the nodes and the operator of one local run."""
 
     def __init__(
         self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False, servers: int = 1
     ) -> None:
-        """`memory_bytes`: of each node; `servers`: Redis servers that share it."""
+        """Creates the object; `open` prepares the run folder.
+
+        Args:
+            folder: The run folder.
+            memory_bytes: Memory of each node's memory servers together; None: the default.
+            with_metrics: Whether the operator serves metrics.
+            servers: Number of memory servers of each node.
+        """
         self.folder = folder
         self._servers = servers
         self._with_metrics = with_metrics
         self.frozen: set[str] = set()
+        """Nodes whose processes are stopped by SIGSTOP."""
         self.cordoned: set[str] = set()
+        """Nodes that take no further workers."""
         self.drained: set[str] = set()
-        self._memory_kills = OomInjector()
+        """Cordoned nodes whose workers were deleted as well."""
+        self._oom_injector = OomInjector()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._expected_exits: set[str] = set()
         self._operator: subprocess.Popen[bytes] | None = None
         self._port = 0
-        """Of the operator: a restarted one is found where agents know it."""
-        self._lock: int | None = None
+        """Port of the operator, which is the same after a restart so that agents find it; 0: not chosen yet."""
+        self._lock_descriptor: int | None = None
+        """Descriptor of the lock on the run folder; None: it is not locked."""
 
     def open(self) -> None:
-        """Locks the run folder and removes a former run from it."""
+        """Locks the run folder, ends the processes of a former run in it, and removes its files.
+
+        Raises:
+            PlatformError: The folder has other files, or another run uses it.
+        """
         folder = self.folder
         if folder.is_foreign():
-            raise PlatformError(f"{folder.root} is not empty and not a run folder: name an empty or a new --run-folder")
-        folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            self._lock = None
             raise PlatformError(
-                f"another run uses {folder.root} now: wait for it, or name another --run-folder"
+                f"{folder.root} is not empty and not a run folder: choose an empty or new folder with --run-folder"
+            )
+        folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_descriptor = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+            raise PlatformError(
+                f"another run uses {folder.root}: wait for its end, or choose another folder with --run-folder"
             ) from None
         _end_former_run(folder)
         for path in folder.own_entries():
@@ -208,7 +238,7 @@ class LocalNodes:
         become_subreaper()
 
     def close(self) -> None:
-        """Ends every process: the operator first, so that it replaces no worker."""
+        """Ends all processes, the operator first so that it replaces no worker, and unlocks the run folder."""
         if self._operator is not None:
             self._operator.kill()
             self._operator.wait()
@@ -217,7 +247,7 @@ class LocalNodes:
                 send_group(process.pid, signal.SIGKILL)
             elif process.poll() is None:
                 process.terminate()
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + _MAX_END_SECONDS
         for process in self._nodes.values():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -225,33 +255,33 @@ class LocalNodes:
                 pass  # killed with its group below
             self._end_group(process)
         self.poll()
-        self._memory_kills.close()
+        self._oom_injector.close()
         for path in self.folder.sockets():
             path.unlink()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def poll(self) -> None:
-        """Reaps ended processes; kills the rest of a node whose leader ended."""
+        """Reaps ended processes; kills the other processes of a node whose leading process has ended."""
         for name, process in self._nodes.items():
             if process.poll() is not None and name not in self.frozen and members(process.pid):
                 self._end_group(process)
         if self._operator is not None:
             self._operator.poll()
-        known = {p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set())
-        reap_orphans(known)
-        self._memory_kills.poll()
+        child_pids = {p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set())
+        reap_orphans(child_pids)
+        self._oom_injector.poll()
 
     # ---- nodes ----------------------------------------------------------------------------------------------------
 
     def start_node(self, name: str) -> None:
-        """Starts the node, or restarts it after its death."""
-        former = self._nodes.get(name)
-        if former is not None:
-            if former.poll() is None:
+        """Starts the node unless it runs; may be called again after its end."""
+        old_process = self._nodes.get(name)
+        if old_process is not None:
+            if old_process.poll() is None:
                 return
-            self._end_group(former)
+            self._end_group(old_process)
         command = [sys.executable, "-m", "surefoot_operator.platforms.local.node_process"]
         command += ["--run-folder", str(self.folder.root), "--name", name, "--parent", str(os.getpid())]
         command += ["--servers", str(self._servers)]
@@ -261,36 +291,38 @@ class LocalNodes:
         self._expected_exits.discard(name)
 
     def node_exit_code(self, name: str) -> int | None:
-        """The exit code of the node's leader; None while it runs."""
+        """Returns the exit code of the node's leading process; None while it runs."""
         return self._nodes[name].poll()
 
     def kill_node(self, name: str) -> None:
-        """SIGKILLs the node's process group and waits until it is empty."""
+        """Kills the node's process group by SIGKILL and waits until it is empty."""
         self._expected_exits.add(name)
         self._end_group(self._nodes[name])
         self.frozen.discard(name)
 
     def unexpected_ends(self) -> dict[str, int]:
-        """The exit codes of nodes that ended unasked since the last call."""
+        """Returns the exit codes of nodes that ended since the last call without `kill_node`."""
         codes = {name: code for name in self._nodes if (code := self.node_exit_code(name)) is not None}
-        new = {name: code for name, code in codes.items() if name not in self._expected_exits}
-        self._expected_exits.update(new)
-        return new
+        new_codes = {name: code for name, code in codes.items() if name not in self._expected_exits}
+        self._expected_exits.update(new_codes)
+        return new_codes
 
     def has_nodes(self) -> bool:
-        """Whether any node's leader runs."""
+        """Whether the leading process of any node runs."""
         return any(process.poll() is None for process in self._nodes.values())
 
     def freeze_node(self, name: str) -> None:
+        """Stops all processes of the node by SIGSTOP."""
         send_group(self._nodes[name].pid, signal.SIGSTOP)
         self.frozen.add(name)
 
     def thaw_node(self, name: str) -> None:
+        """Continues all processes of the node by SIGCONT."""
         send_group(self._nodes[name].pid, signal.SIGCONT)
         self.frozen.discard(name)
 
     def cordon_node(self, name: str) -> None:
-        """Has the node take no further workers, as `kubectl cordon` does."""
+        """Makes the node take no further workers, as `kubectl cordon` does."""
         self.cordoned.add(name)
         write_json(self.folder.cordon(name), {}, durable=False)
 
@@ -300,97 +332,98 @@ class LocalNodes:
         self.drained.add(name)
         with self.folder.locked():
             for path in sorted(self.folder.workers.glob("*.json")):
-                body, deletion = read_json(path), self.folder.worker_deletion(path.stem)
-                if body is None or body["node"] != name or deletion.exists():
+                worker_record, deletion = read_json(path), self.folder.worker_deletion(path.stem)
+                if worker_record is None or worker_record["node"] != name or deletion.exists():
                     continue
-                ends = DeletionRequest(body["uid"], False, time.time(), f"node {name} is drained")
-                write_json(deletion, to_json(ends), durable=False)
+                request = DeletionRequest(worker_record["uid"], False, time.time(), f"node {name} is drained")
+                write_json(deletion, to_json(request), durable=False)
 
     def uncordon_node(self, name: str) -> None:
+        """Makes the node take workers again, after `cordon_node` or `drain_node`."""
         self.folder.cordon(name).unlink(missing_ok=True)
         self.cordoned.discard(name)
         self.drained.discard(name)
 
     def running_workers(self) -> int:
-        """Counts running agents."""
+        """Returns the number of running agents."""
         states = [read_json(path) or {} for path in self.folder.workers.glob("*.state")]
         return sum(1 for state in states if state.get("life") and is_alive(ProcessIdentity.parse(state["life"])))
 
     # ---- parts of nodes -------------------------------------------------------------------------------------------
 
     def kill_trainer(self, name: str) -> bool:
-        """SIGKILLs one trainer; False if none runs there."""
-        trainers = self._trainers(name)
+        """Kills one trainer of the node by SIGKILL; returns False if none runs there."""
+        trainers = self._trainer_pids(name)
         if not trainers:
             return False
         os.kill(min(trainers), signal.SIGKILL)
         return True
 
     def exhaust_memory(self, name: str) -> bool:
-        """Has the OOM killer end one trainer; False if none runs there."""
-        trainers = self._trainers(name)
-        life = identity_of(min(trainers)) if trainers else None
-        if life is None:
+        """Makes the OOM killer end one trainer of the node; returns False if none runs there."""
+        trainers = self._trainer_pids(name)
+        trainer = identity_of(min(trainers)) if trainers else None
+        if trainer is None:
             return False
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        self._memory_kills.start_kill(life, self.folder.faults / f"oom-{name}")
+        self._oom_injector.start_kill(trainer, self.folder.faults / f"oom-{name}")
         return True
 
-    def _trainers(self, name: str) -> list[int]:
+    def _trainer_pids(self, name: str) -> list[int]:
         return [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
 
     def kill_agent(self, name: str) -> bool:
-        """SIGKILLs the node's agent; False if none runs there."""
+        """Kills the node's agent by SIGKILL; returns False if none runs there."""
         group = set(members(self._nodes[name].pid))
         killed = False
         for path in self.folder.workers.glob("*.state"):
             state = read_json(path) or {}
-            life = ProcessIdentity.parse(state["life"]) if state.get("life") else None
-            if life is not None and life.pid in group:
-                killed = send(life, signal.SIGKILL) or killed
+            agent = ProcessIdentity.parse(state["life"]) if state.get("life") else None
+            if agent is not None and agent.pid in group:
+                killed = send(agent, signal.SIGKILL) or killed
         return killed
 
     def kill_server(self, name: str) -> bool:
-        """SIGKILLs every Redis of the node; False if none runs there."""
+        """Kills every memory server of the node by SIGKILL; returns False if none runs there."""
         record = self.node_record(name)
-        found = False
-        for holder in record.servers if record is not None else ():
-            found = send(ProcessIdentity.parse(holder.life), signal.SIGKILL) or found
-        return found
+        killed = False
+        for server in record.servers if record is not None else ():
+            killed = send(ProcessIdentity.parse(server.life), signal.SIGKILL) or killed
+        return killed
 
     def cancel_fault(self, name: str, kind: str) -> None:
-        """Asks for it no longer; what has been done stands."""
+        """Removes a fault file, so that the fault is not injected again; an injected fault is not undone."""
         (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
 
     def ask_trainers(self, name: str, kind: str, text: str = "") -> bool:
-        """Leaves a word that the node's trainers look for at each step; False: none runs there."""
-        if not self._trainers(name):
+        """Writes a fault file that the node's trainers check at each step; returns False if none runs there."""
+        if not self._trainer_pids(name):
             return False
         self.leave_word(name, kind, text)
         return True
 
     def leave_word(self, name: str, kind: str, text: str = "") -> None:
-        """Leaves a word for the node's processes, whole at once."""
+        """Writes a fault file for the node's processes, atomically."""
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        word = self.folder.faults / f"{kind}-{name}"
-        scratch = word.with_name(f".{word.name}")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.rename(word)
+        fault_file = self.folder.faults / f"{kind}-{name}"
+        temporary_file = fault_file.with_name(f".{fault_file.name}")
+        temporary_file.write_text(text, encoding="utf-8")
+        temporary_file.rename(fault_file)
 
     def fail_node_tests(self, name: str) -> None:
-        """Has the node fail the check of workers that come to it."""
+        """Makes the node fail the node test of workers that start on it."""
         self.leave_word(name, "sick")
-        (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
+        (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # the result of a former test
 
     def restart_server(self, name: str) -> None:
-        """Tells the node to start what is dead of its Redis again."""
+        """Makes the node restart its memory servers that have ended."""
         if self._nodes[name].poll() is None:
             self._nodes[name].send_signal(signal.SIGUSR1)
 
     def node_record(self, name: str) -> NodeRecord | None:
-        """The record of the node's running process; None before it wrote one."""
-        body = read_json(self.folder.node(name))
-        record = None if body is None else from_json(NodeRecord, body)
+        """Returns the record of the node's running process; None: it does not run or has not written one yet."""
+        content = read_json(self.folder.node(name))
+        record = None if content is None else from_json(NodeRecord, content)
         if record is None or ProcessIdentity.parse(record.life).pid != self._nodes[name].pid:
             return None
         return record if is_alive(ProcessIdentity.parse(record.life)) else None
@@ -398,6 +431,7 @@ class LocalNodes:
     # ---- the operator ---------------------------------------------------------------------------------------------
 
     def start_operator(self) -> None:
+        """Starts the operator, at the same port as before."""
         self._port = self._port or free_port()
         command = [sys.executable, "-m", "surefoot_operator.controller.local_operator"]
         command += ["--run-folder", str(self.folder.root), "--port", str(self._port), "--parent", str(os.getpid())]
@@ -405,13 +439,13 @@ class LocalNodes:
         self._operator = self._spawn(command, "operator.log")
 
     def kill_operator(self) -> None:
-        """Kills it until `start_operator`; its end is then no surprise."""
+        """Kills the operator until `start_operator`; this is no unexpected end."""
         if self._operator is not None:
             self._end_group(self._operator)
             self._operator = None
 
     def operator_exit_code(self) -> int | None:
-        """The code of an operator that ended by itself; None while it runs, and after `kill_operator`."""
+        """Returns the exit code of an operator that ended by itself; None: it runs, or was killed by `kill_operator`."""
         return None if self._operator is None else self._operator.poll()
 
     # ---- processes ------------------------------------------------------------------------------------------------
@@ -423,58 +457,65 @@ class LocalNodes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(os.environ, self.folder.root),
-                process_group=0,  # of its own: Ctrl-C reaches the command alone, SIGKILL of a group ends all of a node
+                env=_build_environment(os.environ, self.folder.root),
+                process_group=0,  # Ctrl-C must reach only `surefoot local`, and SIGKILL to the group the whole node
             )
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        """SIGKILLs the group until it has no living member. Its number stays taken until its last member is gone."""
-        deadline = time.monotonic() + _KILLED_SECONDS
+        """Sends SIGKILL to a process group until it is empty; its number is not reused before.
+
+        Raises:
+            PlatformError: The processes did not end in time.
+        """
+        deadline = time.monotonic() + _MAX_KILL_SECONDS
         while process.poll() is None or members(process.pid):
             send_group(process.pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                left = members(process.pid)
-                raise PlatformError(f"processes {left} of group {process.pid} do not end: the kernel holds them")
-            time.sleep(_PAUSE_SECONDS)  # death of another's child cannot be waited for
+                living_pids = members(process.pid)
+                raise PlatformError(
+                    f"processes {living_pids} of group {process.pid} have not ended {_MAX_KILL_SECONDS:g} s after SIGKILL: the"
+                    " kernel is still busy with them"
+                )
+            time.sleep(_PAUSE_SECONDS)  # these are not our children, so their end cannot be awaited
             reap_orphans({p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set()))
 
 
-def _environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
-    """That of a node: `python` is this very interpreter, and what it starts can be known by its run folder."""
-    own = str(Path(sys.executable).parent)
+def _build_environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Builds the environment of a node: `python` is this interpreter, and the run folder identifies its processes."""
+    bin_folder = str(Path(sys.executable).parent)
     path = base.get("PATH", os.defpath)
-    # compiled bytecode is what makes a trainer start in a second
-    kept = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    faults = str(RunFolder(root).faults)
+    # without compiled bytecode, a trainer would not start within a second
+    kept_variables = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    faults_folder = str(RunFolder(root).faults)
     return {
-        **kept,
-        "PATH": f"{own}{os.pathsep}{path}",
+        **kept_variables,
+        "PATH": f"{bin_folder}{os.pathsep}{path}",
         _FOLDER_VARIABLE: str(root),
-        "SUREFOOT_INJECTED_FAULTS_FOLDER": faults,
+        "SUREFOOT_INJECTED_FAULTS_FOLDER": faults_folder,
     }
 
 
 def _end_former_run(folder: RunFolder) -> None:
-    """Kills what a crashed run left behind; it is known by the run folder in its environment."""
-    deadline = time.monotonic() + _END_SECONDS
-    while left := with_environment(_FOLDER_VARIABLE, str(folder.root)):
-        left = [pid for pid in left if pid != os.getpid()]
-        if not left:
+    """Kills the processes of a crashed run, which have the run folder in their environment; raises PlatformError."""
+    deadline = time.monotonic() + _MAX_END_SECONDS
+    while pids := with_environment(_FOLDER_VARIABLE, str(folder.root)):
+        pids = [pid for pid in pids if pid != os.getpid()]
+        if not pids:
             return
-        for pid in left:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # ended meanwhile
+                continue  # it has just ended
         if time.monotonic() > deadline:
-            raise PlatformError(f"processes {left} of a former run in {folder.root} do not end: kill them by hand")
-        time.sleep(_PAUSE_SECONDS)  # they are not our children: there is nothing to wait on
+            raise PlatformError(f"processes {pids} of a former run in {folder.root} do not end: kill them by hand")
+        time.sleep(_PAUSE_SECONDS)  # these are not our children, so their end cannot be awaited
 
 
 def is_trainer(pid: int) -> bool:
-    """Recognizes a trainer by its log on stdout.
+    """Whether a process is a trainer, by its log on stdout.
 
-    Trainers are forked: their command line is their zygote's.
+    Trainers are forked, so their command line is that of the fork server.
     """
     try:
         return Path(os.readlink(f"/proc/{pid}/fd/1")).name.startswith("rank-")

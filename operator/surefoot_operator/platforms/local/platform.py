@@ -1,7 +1,7 @@
-"""Implements the Fabric protocol for a local run: scheduler, job store, reads of the run folder.
+"""Implements the Platform protocol for a local run: a scheduler, and a store of job and status in the run folder.
 
-Touches the run folder and /proc. It binds pending workers to free live nodes, as a scheduler does; nodes start and end
-the processes.
+Reads and writes the run folder, and reads /proc. It binds pending workers to free nodes, as a scheduler does; the node
+processes start and stop the workers.
 """
 
 from __future__ import annotations
@@ -50,19 +50,23 @@ from surefoot_operator.rejected_calls import RefusedCall
 
 @dataclass(frozen=True, slots=True)
 class WorkerFiles:
-    """The files of one worker; `state` and `deletion` have its uid."""
+    """The contents of one worker's files."""
 
     record: WorkerRecord
+    """The worker to run."""
     state: WorkerState | None = None
+    """Its state as written by its node; None: it was not started."""
     deletion: DeletionRequest | None = None
+    """The request to end it; None: there is none."""
 
     @property
     def over(self) -> bool:
+        """Whether its process has ended."""
         return self.state is not None and self.state.over
 
 
 def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
-    """Whether the node process that the worker was bound to has ended."""
+    """Whether the node process to which the worker was bound has ended."""
     if record.node is None:
         return False
     node = live.get(record.node)
@@ -70,18 +74,22 @@ def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
 
 
 def has_no_process(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> bool:
-    """Whether nothing runs for this worker, nor will unless it is bound."""
+    """Whether no process of this worker runs, or will run unless it is bound to a node."""
     return worker.record.node is None or worker.over or node_is_gone(worker.record, live)
 
 
 def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> ObservedWorker | None:
-    """The worker as `observe` reports it; None once it was force-deleted."""
+    """Converts a worker to the observation that plans read; None if it was deleted by force."""
     record, state = worker.record, worker.state
     if worker.deletion is not None and worker.deletion.force:
         return None
-    gone = node_is_gone(record, live)
-    running = state is None or not state.over
-    message = f"its node {record.node} is gone" if gone and running else (state.message if state else "")
+    node_ended = node_is_gone(record, live)
+    is_running = state is None or not state.over
+    message = (
+        f"the process of its node {record.node} has ended"
+        if node_ended and is_running
+        else (state.message if state else "")
+    )
     message = message or (worker.deletion.reason if worker.deletion is not None else "")
     return ObservedWorker(
         index=record.index,
@@ -89,7 +97,7 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Obser
         name=record.name,
         uid=record.uid,
         node=record.node,
-        phase="Failed" if gone and running else state.phase if state else "Pending",
+        phase="Failed" if node_ended and is_running else state.phase if state else "Pending",
         exit_code=state.exit_code if state else None,
         message=message,
         created_seconds=record.created_seconds,
@@ -99,93 +107,94 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Obser
 
 
 def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """Lists uncordoned live nodes with holders and no worker, by name.
+    """Lists running nodes that have memory servers, no worker and are not cordoned, sorted by name.
 
-    A force-deleted worker occupies its node until its process has ended.
+    A worker that was deleted by force occupies its node until its process has ended.
     """
-    taken = {w.record.node for w in workers if not has_no_process(w, live)}
-    open_ = (node for _, node in sorted(live.items()) if node.servers and not node.cordoned)
-    return [node for node in open_ if node.name not in taken]
+    used_nodes = {w.record.node for w in workers if not has_no_process(w, live)}
+    usable = (node for _, node in sorted(live.items()) if node.servers and not node.cordoned)
+    return [node for node in usable if node.name not in used_nodes]
 
 
 def bind_workers(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
-    """Maps pending workers to free nodes: oldest first, avoided nodes last."""
+    """Maps the names of pending workers to free nodes: oldest workers first, avoided nodes last."""
     workers = list(workers)
     free = free_nodes(workers, live)
-    chosen: dict[str, NodeRecord] = {}
-    waiting = [w.record for w in workers if w.record.node is None and w.deletion is None]
-    for record in sorted(waiting, key=lambda r: (r.created_seconds, r.index)):
+    node_by_worker: dict[str, NodeRecord] = {}
+    pending = [w.record for w in workers if w.record.node is None and w.deletion is None]
+    for record in sorted(pending, key=lambda r: (r.created_seconds, r.index)):
         if not free:
             break
         node = min(free, key=lambda n: n.name in record.avoid_nodes)
         free.remove(node)
-        chosen[record.name] = node
-    return chosen
+        node_by_worker[record.name] = node
+    return node_by_worker
 
 
 def workers_without_node(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[WorkerRecord]:
-    """Lists workers to delete that no node is left to end."""
+    """Lists workers that must be deleted and have no process that a node would have to end first."""
     return [w.record for w in workers if w.deletion is not None and has_no_process(w, live)]
 
 
-# ---- parts of the pod template without effect ------------------------------------------------------------------------
-# Lists the pod template fields that processes on one machine ignore. Pure; called by the CLI before a run. `command`,
-# `args`, `env`, `workingDir`, `restartPolicy` and `terminationGracePeriodSeconds` are honoured.
+# ---- ignored fields --------------------------------------------------------------------------------------------------
+# Lists the fields of a job that have no effect in a local run. Pure; called by the CLI before a run.
 
-_POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
-_CONTAINER = ("name", "command", "args", "env", "workingDir")
+_USED_POD_FIELDS = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
+"""Fields of the pod spec that have an effect."""
+_USED_CONTAINER_FIELDS = ("name", "command", "args", "env", "workingDir")
+"""Fields of the trainer's container that have an effect."""
 
 
 def grace_seconds(raw: dict[str, Any], default: float = 30.0) -> float:
-    """The template's terminationGracePeriodSeconds."""
+    """Returns the template's terminationGracePeriodSeconds, or the default if it is missing or invalid."""
     value = raw.get("spec", {}).get("terminationGracePeriodSeconds", default)
     return float(value) if isinstance(value, int | float) and value >= 0 else default
 
 
 def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
-    """Lists the paths of given fields that have no effect here."""
+    """Lists the job's fields that have no effect in a local run, some with the reason."""
     raw = spec.template.raw
-    found = [f"template.{name}" for name in raw if name != "spec"]
-    pod = raw.get("spec", {})
-    found += [f"template.spec.{name}" for name in pod if name not in _POD]
-    for container in pod.get("containers", []):
+    ignored = [f"template.{name}" for name in raw if name != "spec"]
+    pod_spec = raw.get("spec", {})
+    ignored += [f"template.spec.{name}" for name in pod_spec if name not in _USED_POD_FIELDS]
+    for container in pod_spec.get("containers", []):
         name = container.get("name")
         if name != "trainer":
-            found.append(f"container {name}")
+            ignored.append(f"container {name}")
             continue
-        found += [f"container trainer: {key}" for key in container if key not in _CONTAINER]
-        found += [
+        ignored += [f"container trainer: {key}" for key in container if key not in _USED_CONTAINER_FIELDS]
+        ignored += [
             f"container trainer: env {e['name']} (valueFrom)" for e in container.get("env") or () if "valueFrom" in e
         ]
     persistent = spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
-        found.append("checkpoint.persistent.secretRef (credentials are taken from this environment)")
+        ignored.append("checkpoint.persistent.secretRef (credentials are taken from this environment)")
     if persistent is not None and persistent.on_job_deletion != "Keep":
-        found.append("checkpoint.persistent.onJobDeletion (a run folder is removed by hand)")
+        ignored.append("checkpoint.persistent.onJobDeletion (a run folder is only removed by hand)")
     if spec.managed_by != MANAGER:
-        found.append("managedBy (it runs here whoever manages it)")
+        ignored.append("managedBy (`surefoot local` runs the job, whatever this field names)")
     if spec.scheduling_policy is not None:
-        found.append("schedulingPolicy (workers go to free nodes one by one; no scheduler here knows groups)")
+        ignored.append("schedulingPolicy (workers are placed one by one; a local run has no gang scheduler)")
     if spec.run_policy.ttl_seconds_after_finished is not None:
-        found.append("runPolicy.ttlSecondsAfterFinished (a run folder is removed by hand)")
-    return tuple(found)
+        ignored.append("runPolicy.ttlSecondsAfterFinished (a run folder is only removed by hand)")
+    return tuple(ignored)
 
 
 # ---- job store -------------------------------------------------------------------------------------------------------
-# Stores job and status in the run folder by compare-and-swap. Touches files; blocking: the platform calls it in a
-# thread, the CLI directly. Lock, rename and both fsyncs keep a written status through a crash, and two leaders from
-# overwriting each other.
+# Stores job and status in the run folder, the status by compare-and-swap. Its calls block: the platform calls it in a
+# thread, the CLI directly. The lock prevents two leaders from overwriting each other's status; the rename and both
+# fsyncs make sure that a written status survives a crash.
 
 
 class Store:
-    """Reads and writes job, status and events of one run folder."""
+    """Reads and writes the job, the status and the events of one run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._job: tuple[tuple[int, int], TrainingJob] | None = None
 
     def write_job(self, document: Mapping[str, Any], uid: str) -> TrainingJob:
-        """Stores the job; its generation grows with each change of the spec."""
+        """Stores the job; its metadata.generation grows with each change of the spec."""
         with self._folder.locked():
             old = read_json(self._folder.job)
             generation = 1
@@ -198,47 +207,53 @@ class Store:
         return job
 
     def job(self) -> TrainingJob:
-        """Reads the job. Raises FabricError where there is none."""
+        """Reads the job; raises PlatformError if there is none or it cannot be read."""
         try:
-            found = os.stat(self._folder.job)
+            file_status = os.stat(self._folder.job)
         except FileNotFoundError:
-            raise PlatformError(f"{self._folder.job} is not there: the run folder has no job yet") from None
-        stamp = (found.st_mtime_ns, found.st_ino)
-        if self._job is None or self._job[0] != stamp:
+            raise PlatformError(f"{self._folder.job} does not exist: the run folder has no job yet") from None
+        version = (file_status.st_mtime_ns, file_status.st_ino)
+        if self._job is None or self._job[0] != version:
             try:
                 body = read_json(self._folder.job)
-                self._job = (stamp, parse_job(body or {}))
+                self._job = (version, parse_job(body or {}))
             except (ValueError, OSError, OperatorError) as error:
                 raise PlatformError(f"{self._folder.job} cannot be read: {error}") from error
         return self._job[1]
 
     def status(self) -> JobStatus:
-        """Reads the status; an empty one before the first write."""
+        """Reads the status; returns an empty one before the first write."""
         try:
             return status_from_json(read_json(self._folder.status) or {})
         except (ValueError, OSError) as error:
             raise PlatformError(f"{self._folder.status} cannot be read: {error}") from error
 
     def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
-        """Writes `new` if the stored status still has the stamp of `old`.
+        """Writes the new status by compare-and-swap; see `Platform.patch_status`.
 
-        Returns it with its new serial. Raises WorldMoved, FabricError.
+        Returns:
+            The new status with its serial increased by one.
+
+        Raises:
+            StatusConflict: The stored status is not the observed one any longer; nothing was written.
+            PlatformError: It is unknown whether the status was written.
         """
-        written = replace(new, serial=old.serial + 1)
+        new_status = replace(new, serial=old.serial + 1)
         try:
             with self._folder.locked():
                 stored = stamp(self.status())
                 if stored != stamp(old):
                     raise StatusConflict(
-                        f"the stored status is {stored}, this write expects {stamp(old)}: observe again"
+                        f"the status was changed by another writer: it is {stored}, this write expects {stamp(old)};"
+                        " nothing was written, observe again"
                     )
-                write_json(self._folder.status, status_to_json(written), durable=True)
+                write_json(self._folder.status, status_to_json(new_status), durable=True)
         except (OSError, LockBusy) as error:
             raise PlatformError(f"it is unknown whether {self._folder.status} was written: {error}") from error
-        return written
+        return new_status
 
     def record(self, events: Sequence[Event]) -> None:
-        """Appends events, each one line of JSON."""
+        """Appends events to the run folder's event file, each as one line of JSON."""
         now = time.time()
         lines = [
             json.dumps({"at": now, "reason": e.reason, "message": e.message, "warning": e.warning}) + "\n"
@@ -252,15 +267,15 @@ class Store:
 
 
 # ---- reads of the run folder -----------------------------------------------------------------------------------------
-# Reads what a run folder holds of its job, without changing anything. Touches files and /proc. Called by the platform,
-# which also binds workers, and by the commands that look at a run of `surefoot local`: a look must never schedule.
+# Reads the state of a run from its folder and /proc, without changing anything. Called by the platform, which also binds
+# workers, and by the commands that display a run of `surefoot local`, which must never bind any.
 
 T = TypeVar("T")
 Nodes = Mapping[str, NodeRecord]
 
 
 def read_folder(folder: RunFolder) -> PlatformSnapshot:
-    """Reads job, status, workers and nodes. Raises FabricError."""
+    """Reads job, status, workers and nodes; raises PlatformError if a file is missing or damaged."""
     store = Store(folder)
     job, status = store.job(), store.status()
     nodes = as_platform_error(node_records, folder)
@@ -270,34 +285,45 @@ def read_folder(folder: RunFolder) -> PlatformSnapshot:
 def build_observation(
     job: TrainingJob, status: JobStatus, nodes: Nodes, live: Nodes, workers: Sequence[WorkerFiles]
 ) -> PlatformSnapshot:
-    """Builds the observation; `live`: nodes whose leader still is."""
+    """Builds the observation from records.
+
+    Args:
+        job: The stored job.
+        status: The stored status.
+        nodes: All nodes by name.
+        live: Those of them whose process runs.
+        workers: The files of all workers.
+    """
     return PlatformSnapshot(
-        job=_as_it_is_here(job),
+        job=_with_deletion_ignored(job),
         status=status,
-        workers=tuple(shown for w in workers if (shown := observe_worker(w, live)) is not None),
+        workers=tuple(observed for w in workers if (observed := observe_worker(w, live)) is not None),
         nodes=tuple(
             ObservedNode(
                 node.name,
                 node.domain,
                 ready=node.name in live and bool(node.servers),
                 schedulable=not node.cordoned,
-                reason=node.message if node.name in live else "its process is gone",
+                reason=node.message if node.name in live else "its process has ended",
             )
             for node in nodes.values()
         ),
         servers=tuple(
-            _place_of(node, number, node.name in live) for node in nodes.values() for number in range(len(node.servers))
+            _server_address(node, number, node.name in live)
+            for node in nodes.values()
+            for number in range(len(node.servers))
         ),
         free_nodes=len(free_nodes(workers, live)),
     )
 
 
 def live_nodes(nodes: Nodes) -> dict[str, NodeRecord]:
-    """Those whose leader still is."""
+    """Returns the nodes whose process runs."""
     return {name: node for name, node in nodes.items() if is_alive(ProcessIdentity.parse(node.life))}
 
 
 def node_records(folder: RunFolder) -> dict[str, NodeRecord]:
+    """Reads the records of all nodes, by name."""
     bodies = [read_json(path) for path in sorted(folder.nodes.glob("*.json"))]
     records = [from_json(NodeRecord, body) for body in bodies if body is not None]
     return {
@@ -306,13 +332,14 @@ def node_records(folder: RunFolder) -> dict[str, NodeRecord]:
 
 
 def worker_files(folder: RunFolder) -> list[WorkerFiles]:
-    found = [worker_file(folder, path.stem) for path in sorted(folder.workers.glob("*.json"))]
-    return [worker for worker in found if worker is not None]
+    """Reads the files of all workers, sorted by name."""
+    workers = [worker_file(folder, path.stem) for path in sorted(folder.workers.glob("*.json"))]
+    return [worker for worker in workers if worker is not None]
 
 
 def worker_file(folder: RunFolder, name: str) -> WorkerFiles | None:
-    """One worker's files; None where it has no record."""
-    # state first: a record that vanishes after it is a worker that is gone, never a running one without state
+    """Reads the files of one worker; None if it has no record."""
+    # the state is read first: if the record is deleted in between, the worker counts as deleted, not as unstarted
     state, deletion = read_json(folder.worker_state(name)), read_json(folder.worker_deletion(name))
     body = read_json(folder.worker(name))
     if body is None:
@@ -326,17 +353,17 @@ def worker_file(folder: RunFolder, name: str) -> WorkerFiles | None:
 
 
 def as_platform_error(call: Callable[..., T], *arguments: Any) -> T:
-    """Runs `call`; file system errors and damaged files become FabricErrors."""
+    """Calls a function; turns errors of the file system and of damaged files into PlatformErrors."""
     try:
         return call(*arguments)
     except (OSError, ValueError, KeyError, TypeError, LockBusy) as error:
         raise PlatformError(
-            f"the run folder cannot be used: {error!r}; is the disk full, or was a file edited?"
+            f"the run folder cannot be used: {error!r}; check that the disk is not full and no file was edited"
         ) from error
 
 
-def _as_it_is_here(job: TrainingJob) -> TrainingJob:
-    """Nobody deletes a job here, so nothing is to be deleted with it; `surefoot local` says that it ignores this."""
+def _with_deletion_ignored(job: TrainingJob) -> TrainingJob:
+    """Sets onJobDeletion to Keep, because a local job is never deleted; `ignored_parts` reports it to the user."""
     persistent = job.spec.checkpoint.persistent
     if persistent is None or persistent.on_job_deletion == "Keep":
         return job
@@ -346,17 +373,17 @@ def _as_it_is_here(job: TrainingJob) -> TrainingJob:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=checkpoint))
 
 
-def _place_of(node: NodeRecord, server: int, node_alive: bool) -> MemoryServerAddress:
-    holder = node.servers[server]
+def _server_address(node: NodeRecord, server: int, node_alive: bool) -> MemoryServerAddress:
+    record = node.servers[server]
     return MemoryServerAddress(
         node=node.name,
         domain=node.domain,
-        host=holder.host,
-        port=holder.port,
-        process=holder.life,
-        running=node_alive and is_alive(ProcessIdentity.parse(holder.life)),
-        admin_user=holder.admin_user,
-        admin_password=holder.admin_password,
+        host=record.host,
+        port=record.port,
+        process=record.life,
+        running=node_alive and is_alive(ProcessIdentity.parse(record.life)),
+        admin_user=record.admin_user,
+        admin_password=record.admin_password,
         server=server,
         servers=len(node.servers),
     )
@@ -366,61 +393,63 @@ def _place_of(node: NodeRecord, server: int, node_alive: bool) -> MemoryServerAd
 
 
 class ProcessesPlatform:
-    """The fabric of one job in a run folder, for one loop."""
+    """Implements the Platform protocol for the job in one run folder; used in one event loop."""
 
     def __init__(self, root: Path) -> None:
         self.folder = RunFolder(root)
         self._store = Store(self.folder)
         self._changed = asyncio.Event()
+        """Set whenever something that a plan reads has changed."""
         self._closed = False
-        self._ends: dict[ProcessIdentity, int] = {}
+        self._pidfds: dict[ProcessIdentity, int] = {}
+        """Pidfds of the processes whose end is awaited."""
 
     async def observe(self) -> PlatformSnapshot:
         """Reads the run folder and binds pending workers to free nodes."""
-        seen, lives = await asyncio.to_thread(self._observe)
-        self._follow(lives)
-        return seen
+        snapshot, processes = await asyncio.to_thread(self._read_and_bind)
+        self._watch_processes(processes)
+        return snapshot
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        await asyncio.to_thread(as_platform_error, self._create, worker, environment)
+        await asyncio.to_thread(as_platform_error, self._write_worker, worker, environment)
         self._changed.set()
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
-        await asyncio.to_thread(as_platform_error, self._delete, worker)
+        await asyncio.to_thread(as_platform_error, self._request_deletion, worker)
         self._changed.set()
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         return await asyncio.to_thread(self._store.patch_status, new, old)
 
     def refused_calls(self) -> tuple[RefusedCall, ...]:
-        """Nothing: there is no API between them."""
+        """Returns nothing: a local run has no API server that could reject a call."""
         return ()
 
-    async def set_finalizer(self, held: bool) -> None:
-        """Does nothing: a run folder is removed by hand, never deleted here."""
+    async def set_finalizer(self, is_present: bool) -> None:
+        """Does nothing: a run folder is only removed by hand."""
 
     async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
-        raise PlatformError("a run folder is removed by hand, and its persistent tier with it")
+        raise PlatformError("a local job is never deleted: remove its run folder by hand, with its persistent tier")
 
-    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
-        raise PlatformError(f"processes on one machine have no gang scheduler: cannot {wanted}")
+    async def apply_pod_group(self, action: ApplyPodGroup) -> None:
+        raise PlatformError(f"a local run has no gang scheduler: cannot carry out {action}")
 
-    async def remove_group(self, removed: DeletePodGroup) -> None:
-        raise PlatformError(f"processes on one machine have no gang scheduler: cannot {removed}")
+    async def remove_group(self, action: DeletePodGroup) -> None:
+        raise PlatformError(f"a local run has no gang scheduler: cannot carry out {action}")
 
     async def delete_job(self) -> None:
-        """Does nothing, as `hold_job`."""
+        """Does nothing: a run folder is only removed by hand."""
 
     async def record(self, events: Sequence[Event]) -> None:
         if events:
             await asyncio.to_thread(self._store.record, events)
 
     async def watch_changes(self) -> AsyncIterator[None]:
-        """Yields when files changed, or a node's leader or holder ended."""
+        """Yields when a file changed, or the process of a node or a memory server ended, until `close`."""
         loop = asyncio.get_running_loop()
         watch = FolderWatch([self.folder.nodes, self.folder.workers, self.folder.root])
-        loop.add_reader(watch.descriptor, self._read, watch)
-        self._changed.set()  # something may have changed between the last look and this watch
+        loop.add_reader(watch.descriptor, self._on_folder_change, watch)
+        self._changed.set()  # something may have changed between the last observation and this call
         try:
             while True:
                 await self._changed.wait()
@@ -435,64 +464,68 @@ class ProcessesPlatform:
     async def close(self) -> None:
         self._closed = True
         self._changed.set()
-        self._follow(set())
+        self._watch_processes(set())
 
     # ---- watching -------------------------------------------------------------------------------------------------
 
-    def _read(self, watch: FolderWatch) -> None:
-        # our own status and event writes are no news
+    def _on_folder_change(self, watch: FolderWatch) -> None:
+        # writes of status and events are this operator's own
         if watch.read() - {self.folder.status.name, self.folder.events.name}:
             self._changed.set()
 
-    def _follow(self, lives: set[ProcessIdentity]) -> None:
-        """Keeps a pidfd open for each of `lives`, so that its end is heard at once."""
+    def _watch_processes(self, processes: set[ProcessIdentity]) -> None:
+        """Opens a pidfd for each of these processes, to be notified at once when it ends; closes all others."""
         loop = asyncio.get_running_loop()
-        for life in set(self._ends) - lives:
-            descriptor = self._ends.pop(life)
+        for process in set(self._pidfds) - processes:
+            descriptor = self._pidfds.pop(process)
             loop.remove_reader(descriptor)
             os.close(descriptor)
-        for life in lives - set(self._ends):
+        for process in processes - set(self._pidfds):
             try:
-                descriptor = os.pidfd_open(life.pid)
+                descriptor = os.pidfd_open(process.pid)
             except ProcessLookupError:
-                self._changed.set()  # it ended between the look and now: look again
+                self._changed.set()  # it ended after the observation: observe again
                 continue
-            self._ends[life] = descriptor
-            loop.add_reader(descriptor, self._ended, life)
+            self._pidfds[process] = descriptor
+            loop.add_reader(descriptor, self._on_process_end, process)
 
-    def _ended(self, life: ProcessIdentity) -> None:
-        # a readable pidfd stays readable: without removing it the loop would spin
-        descriptor = self._ends.pop(life)
+    def _on_process_end(self, process: ProcessIdentity) -> None:
+        # the pidfd of an ended process stays readable, so the event loop would call this again and again
+        descriptor = self._pidfds.pop(process)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
         self._changed.set()
 
     # ---- blocking parts, in a thread ------------------------------------------------------------------------------
 
-    def _observe(self) -> tuple[PlatformSnapshot, set[ProcessIdentity]]:
+    def _read_and_bind(self) -> tuple[PlatformSnapshot, set[ProcessIdentity]]:
         job, status = self._store.job(), self._store.status()
         nodes = as_platform_error(node_records, self.folder)
         live = live_nodes(nodes)
         workers = as_platform_error(worker_files, self.folder)
         if bind_workers(workers, live) or workers_without_node(workers, live):
             workers = as_platform_error(self._bind_workers, live)
-        holders = [holder for node in live.values() for holder in node.servers]
-        lives = {ProcessIdentity.parse(text) for text in (*(n.life for n in live.values()), *(h.life for h in holders))}
-        return build_observation(job, status, nodes, live, workers), {life for life in lives if is_alive(life)}
+        servers = [server for node in live.values() for server in node.servers]
+        processes = {
+            ProcessIdentity.parse(text) for text in (*(n.life for n in live.values()), *(h.life for h in servers))
+        }
+        return build_observation(job, status, nodes, live, workers), {
+            process for process in processes if is_alive(process)
+        }
 
     def _bind_workers(self, live: Mapping[str, NodeRecord]) -> list[WorkerFiles]:
-        """Binds and tidies under the lock, from what stands there now."""
+        """Reads the workers again under the lock, binds pending ones and removes those without a process."""
         with self.folder.locked():
             workers = worker_files(self.folder)
             for record in workers_without_node(workers, live):
-                self._remove(record.name)
+                self._remove_worker_files(record.name)
             for name, node in bind_workers(workers, live).items():
                 record = next(w.record for w in workers if w.record.name == name)
                 bound = dataclasses.replace(record, node=node.name, node_life=node.life)
                 write_json(self.folder.worker(name), to_json(bound), durable=False)
         return worker_files(self.folder)
 
-    def _create(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
+    def _write_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         job = self._store.job()
         template = job.spec.template
         record = WorkerRecord(
@@ -507,23 +540,24 @@ class ProcessesPlatform:
             working_dir=template.working_dir,
             grace_seconds=grace_seconds(template.raw),
         )
-        create_json(self.folder.worker(record.name), to_json(record))  # one that exists already is success
+        # does nothing if the worker exists already, which counts as success
+        create_json(self.folder.worker(record.name), to_json(record))
 
-    def _delete(self, worker: DeleteWorker) -> None:
+    def _request_deletion(self, worker: DeleteWorker) -> None:
         live = live_nodes(node_records(self.folder))
         with self.folder.locked():
-            found = worker_file(self.folder, worker.name)
-            if found is None or found.record.uid != worker.uid:
+            worker_to_delete = worker_file(self.folder, worker.name)
+            if worker_to_delete is None or worker_to_delete.record.uid != worker.uid:
                 return
-            if has_no_process(found, live):
-                self._remove(worker.name)
+            if has_no_process(worker_to_delete, live):
+                self._remove_worker_files(worker.name)
                 return
-            if found.deletion is not None and (found.deletion.force or not worker.force):
+            if worker_to_delete.deletion is not None and (worker_to_delete.deletion.force or not worker.force):
                 return
             deletion = DeletionRequest(worker.uid, worker.force, time.time())
             write_json(self.folder.worker_deletion(worker.name), to_json(deletion), durable=False)
 
-    def _remove(self, name: str) -> None:
-        # the record first: without it the rest means nothing
+    def _remove_worker_files(self, name: str) -> None:
+        # the record first: the other files are ignored without it
         for path in (self.folder.worker(name), self.folder.worker_state(name), self.folder.worker_deletion(name)):
             path.unlink(missing_ok=True)

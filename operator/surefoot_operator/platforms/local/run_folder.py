@@ -1,7 +1,7 @@
-"""Defines the layout of a run folder and writes its files.
+"""Defines the layout of a run folder, its records, and how its files are written and watched.
 
-Standard library only. Called by `platform`, `platform`, `node_process` and `local_nodes`. Every file is written whole
-under a scratch name and renamed, so that a reader never sees half of one.
+Imports little, so that nodes start fast. Used by `platform`, `node_process` and `local_nodes`. Every file is written
+under a temporary name and renamed, so that a reader never reads half of one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from surefoot.protocol.codec import TypeMismatch, read
 
 _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
-# what a run makes in its folder; the rest of a folder is never touched
+# a new run removes only these files and folders of a former one, and nothing else in the folder
 _OWN = ("job.json", "status.json", "events.jsonl", "operator.json", "marker")
 _OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "metrics", "persistent", "faults")
 
 
 class LockBusy(Exception):
-    """The run folder's lock is held longer than any correct writer needs."""
+    """The run folder is locked for longer than any correct writer needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,144 +40,158 @@ class RunFolder:
     """The paths in one run folder."""
 
     root: Path
+    """The run folder itself."""
 
     @property
     def job(self) -> Path:
+        """File with the TrainingJob."""
         return self.root / "job.json"
 
     @property
     def status(self) -> Path:
+        """File with the job's status."""
         return self.root / "status.json"
 
     @property
     def events(self) -> Path:
+        """File with the job's events, one line of JSON each."""
         return self.root / "events.jsonl"
 
     @property
     def nodes(self) -> Path:
+        """Folder with one `NodeRecord` for each node."""
         return self.root / "nodes"
 
     @property
     def workers(self) -> Path:
+        """Folder with the records, states and deletion requests of workers."""
         return self.root / "workers"
 
     @property
     def ledger(self) -> Path:
+        """Folder with the ledger in which each rank records its steps."""
         return self.root / "ledger"
 
     @property
     def logs(self) -> Path:
+        """Folder with the logs of all processes."""
         return self.root / "logs"
 
     @property
     def metrics(self) -> Path:
-        """Prometheus file_sd targets of all exporters; empty without `--metrics`."""
+        """Folder with the Prometheus file_sd targets of all exporters; empty without `--metrics`."""
         return self.root / "metrics"
 
     @property
     def faults(self) -> Path:
-        """What trainers shall do to themselves, one file a fault."""
+        """Folder with one file for each injected fault, which trainers and nodes read."""
         return self.root / "faults"
 
     @property
     def marker(self) -> Path:
-        """Marks a run folder, which a later run may clean."""
+        """File that marks a run folder, so that a later run may clean it."""
         return self.root / "marker"
 
     def node(self, name: str) -> Path:
+        """File with a node's `NodeRecord`."""
         return self.nodes / f"{name}.json"
 
     def cordon(self, name: str) -> Path:
-        """Exists while the node takes no further workers."""
+        """File that exists while the node takes no further workers."""
         return self.nodes / f"{name}.cordon"
 
     def server_socket(self, node: str, server: int) -> Path:
-        """The Unix socket of one Redis of a node."""
+        """Unix socket of one memory server of a node."""
         return Path(self.server_sockets(node).replace("{server}", str(server)))
 
     def server_sockets(self, node: str) -> str:
-        """The path of a node's sockets, with `{server}` for the server's number."""
+        """Path of a node's sockets, with `{server}` in place of the server's index."""
         return str(self.root / f"{node}-{{server}}.sock")
 
     def server_log(self, node: str, server: int) -> Path:
-        """The folder of one Redis of a node."""
+        """Folder with the log and the configuration of one memory server of a node."""
         return self.logs / (f"{node}-holder-{server}" if server else f"{node}-holder")
 
     def worker(self, name: str) -> Path:
+        """File with a worker's `WorkerRecord`."""
         return self.workers / f"{name}.json"
 
     def worker_state(self, name: str) -> Path:
+        """File with a worker's `WorkerState`."""
         return self.workers / f"{name}.state"
 
     def worker_deletion(self, name: str) -> Path:
+        """File with a worker's `DeletionRequest`."""
         return self.workers / f"{name}.delete"
 
     def make(self) -> None:
-        """Creates the folders for their owner alone: worker files hold credentials."""
+        """Creates the folders, accessible only to their owner, because worker files contain credentials."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.nodes, self.workers, self.ledger, self.logs, self.metrics):
             folder.mkdir(mode=0o700, exist_ok=True)
         write_json(self.marker, {"surefoot": "run folder"}, durable=False)
 
     def is_foreign(self) -> bool:
-        """Whether the folder has content but no marker: never clean it."""
+        """Whether the folder has content but no marker, so that it must never be cleaned."""
         return self.root.exists() and any(self.root.iterdir()) and not self.marker.exists()
 
     def own_entries(self) -> list[Path]:
-        """Everything a run creates here and a new one removes."""
-        named = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
-        return [path for path in named if path.exists()] + self.sockets()
+        """Lists the existing files and folders that a run creates and the next run removes."""
+        own_paths = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
+        return [path for path in own_paths if path.exists()] + self.sockets()
 
     def sockets(self) -> list[Path]:
-        """Sockets of agents and holders; killed ones leave theirs behind."""
+        """Lists the sockets of agents and memory servers; killed processes do not remove theirs."""
         return sorted(self.root.glob("*.sock"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Excludes other writers of status and bindings. Raises LockBusy.
+        """Locks status and bindings against other writers; raises LockBusy if that takes too long.
 
-        The kernel releases the lock when its holder dies.
+        The kernel releases the lock when the process that has it dies.
         """
-        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + _LOCK_WAIT_SECONDS
             while True:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise LockBusy(f"the lock of {self.root} is held for over {_LOCK_WAIT_SECONDS:g} s") from None
+                        raise LockBusy(
+                            f"another process has locked {self.root} for over {_LOCK_WAIT_SECONDS:g} s"
+                        ) from None
                     time.sleep(_LOCK_PAUSE_SECONDS)  # flock has no time limit of its own
             yield
         finally:
-            os.close(descriptor)
+            os.close(lock_descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object; None where there is no file."""
+    """Reads a JSON object; None if the file does not exist."""
     try:
-        body = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    if not isinstance(body, dict):
-        raise ValueError(f"{path} holds a JSON {type(body).__name__}, not an object")
-    return body
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} contains a JSON {type(content).__name__} instead of an object")
+    return content
 
 
 def write_json(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> None:
-    """Replaces a file atomically; `durable` waits for the disk."""
-    with _scratch(path, body, durable) as scratch:
+    """Replaces a file atomically; if `durable`, waits until it is on the disk."""
+    with _temporary_file(path, body, durable) as scratch:
         os.rename(scratch, path)
     if durable:
         _sync_folder(path.parent)
 
 
 def create_json(path: Path, body: dict[str, Any]) -> bool:
-    """Creates a file with its content; False where it exists."""
-    with _scratch(path, body, durable=False) as scratch:
+    """Creates a file atomically with its content; returns False if it exists already."""
+    with _temporary_file(path, body, durable=False) as scratch:
         try:
-            # fails if the name is taken; O_EXCL on the name would show an empty file for a moment
+            # a link fails if the name exists; O_EXCL would let readers find an empty file for a moment
             os.link(scratch, path)
         except FileExistsError:
             return False
@@ -185,16 +199,16 @@ def create_json(path: Path, body: dict[str, Any]) -> bool:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` that creates files for their owner alone."""
+    """Opens a file, for `open(opener=)`; creates it accessible only to its owner."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 @contextlib.contextmanager
-def _scratch(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> Iterator[str]:
-    """Writes the content beside `path`, under a name of its own, which is gone behind the block.
+def _temporary_file(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> Iterator[str]:
+    """Writes the content to a new temporary file next to `path`; yields its name and removes the name afterwards.
 
-    Between its link and its removal a scratch file is the published one, too: a second thread that wrote to the same name
-    emptied it under its readers, and a node that read it then ended.
+    Each write needs its own temporary name: between the link and the removal, the temporary file is the published one.
+    A second thread that wrote to the same name once emptied it under its readers, and a node that read it ended.
     """
     descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -218,133 +232,155 @@ def _sync_folder(path: Path) -> None:
 
 
 # ---- records of the run folder ---------------------------------------------------------------------------------------
-# Defines the node and worker records of a run folder. Pure values. `NodeRecord` and `WorkerState` are written by the
-# node, `WorkerRecord` and `Deletion` by the fabric.
+# Defines the records of nodes and workers in a run folder. `NodeRecord` and `WorkerState` are written by the node,
+# `WorkerRecord` and `DeletionRequest` by the platform.
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryServerRecord:
-    """One Redis of a node: its address and process identity."""
+    """The address and the process of one memory server (Redis) of a node."""
 
     host: str
     port: int
     life: str
+    """Identity of its process, as text; see `ProcessIdentity`."""
     admin_user: str = "default"
     admin_password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A running node; `holder` is None until every Redis ran."""
+    """A running node."""
 
     name: str
     life: str
+    """Identity of the node's leading process, as text; see `ProcessIdentity`."""
     domain: str
+    """Failure domain of the node."""
     server: MemoryServerRecord | None = None
+    """Its first memory server; None until all its servers have started."""
     message: str = ""
+    """Why its memory servers could not be started; empty: they could."""
     cordoned: bool = False
-    """It takes no further workers; not in its own record, and read beside it."""
+    """Whether it takes no further workers; not stored in its file, but set when the file is read."""
     more_servers: tuple[MemoryServerRecord, ...] = ()
-    """Its servers behind the first."""
+    """Its memory servers after the first."""
 
     @property
     def servers(self) -> tuple[MemoryServerRecord, ...]:
-        """Every Redis of it, by its number; none until all have run."""
+        """All its memory servers, by index; empty until all have started."""
         return () if self.server is None else (self.server, *self.more_servers)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker to run; `node` and `node_life` are set once bound."""
+    """A worker to run."""
 
     name: str
     uid: str
     index: int
     attempt: int
     created_seconds: float
+    """Unix time at which the operator created it."""
     command: tuple[str, ...]
+    """The trainer's command with its arguments."""
     environment: Mapping[str, str] = field(repr=False)
+    """Variables of the agent and the trainer; some are secret."""
     avoid_nodes: tuple[str, ...] = ()
+    """Nodes to use only if no other one is free."""
     working_dir: str | None = None
+    """Working folder of the agent; None: that of the node."""
     grace_seconds: float = 30.0
+    """Time between SIGTERM and SIGKILL when it is deleted."""
     node: str | None = None
+    """The node to which it is bound; None: it is pending."""
     node_life: str | None = None
+    """Process identity of that node; a restarted node does not start the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A started worker's state, written by its node."""
+    """The state of a worker, written by its node when it starts and when it ends."""
 
     uid: str
     phase: Literal["Running", "Succeeded", "Failed"]
     life: str | None = None
+    """Identity of its agent's process, as text; None: it does not run."""
     exit_code: int | None = None
+    """Exit code of the agent, negative for a signal; None: it has not exited."""
     message: str = ""
+    """Why it failed; empty: it did not, or no reason is known."""
     start_blocker: bool = False
-    """No process of it ever ran; `message` says why."""
+    """Whether its agent could not be started, for the reason in `message`."""
 
     @property
     def over(self) -> bool:
+        """Whether the worker has ended."""
         return self.phase != "Running"
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionRequest:
-    """A request to end a worker: SIGTERM and grace period, or `force`."""
+    """A request to end a worker."""
 
     uid: str
     force: bool
+    """Whether to send SIGKILL at once, instead of SIGTERM and, after the grace period, SIGKILL."""
     at_seconds: float
+    """Unix time of the request."""
     reason: str = ""
-    """Why somebody else than the operator wants it to end."""
+    """Why it was made, if by something else than the operator; empty: the operator made it."""
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """Converts a record to its file's content."""
+    """Converts a record to the content of its file."""
     return typing.cast(dict[str, Any], msgspec.to_builtins(record))
 
 
 def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
-    """Parses a record. Raises ValueError with the field and its value."""
+    """Parses a record; raises ValueError that names the invalid field and its value."""
     try:
         return read(cls, dict(body))
-    except TypeMismatch as misfit:
+    except TypeMismatch as mismatch:
         raise ValueError(
-            f"{cls.__name__}{misfit.path} {misfit.reason}: a file in the run folder is damaged"
-        ) from misfit
+            f"a file in the run folder is damaged: {cls.__name__}{mismatch.path} {mismatch.reason}"
+        ) from mismatch
 
 
 # ---- changes of the run folder ---------------------------------------------------------------------------------------
-# Reports file changes in folders through inotify. Linux and standard library only. Called by `platform` (in its event
-# loop) and `node_process` (in poll).
+# Reports changes of files in folders through inotify (Linux). Used by `platform` in its event loop and by `node_process`
+# in its poll loop.
 
 _IN_NONBLOCK, _IN_CLOEXEC = 0o4000, 0o2000000
-# a rename into place, a removal, a link: every way in which `run_folder` changes a file
+# renames, links and removals are the only ways in which this module changes a file
 _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x80, 0x100, 0x200
 _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
-    """A descriptor that is readable after entries were renamed, created or removed."""
+    """Provides a descriptor that is readable after files in folders were renamed, created or removed."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.descriptor = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
         if self.descriptor < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1 failed: too many watches on this machine?")
+            raise OSError(
+                ctypes.get_errno(),
+                "inotify_init1 failed: this user may have too many inotify instances (max_user_instances)",
+            )
         for folder in folders:
             mask = _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
             if _libc.inotify_add_watch(self.descriptor, os.fsencode(folder), mask) < 0:
-                number = ctypes.get_errno()
+                error_number = ctypes.get_errno()
                 os.close(self.descriptor)
-                raise OSError(number, f"inotify_add_watch on {folder} failed")
+                raise OSError(error_number, f"inotify_add_watch on {folder} failed")
 
     def read(self) -> set[str]:
-        """Names that changed since the last call, without scratch files.
+        """Returns the names that changed since the last call, without temporary files.
 
-        "*" after an overflow of the kernel's queue: anything may have changed.
+        Includes "*" after an overflow of the kernel's queue: then any file may have changed.
         """
         names: set[str] = set()
         while True:
@@ -352,14 +388,14 @@ class FolderWatch:
                 content = os.read(self.descriptor, 65536)
             except BlockingIOError:
                 return names
-            at = 0
-            while at < len(content):
-                watch, _, _, length = _EVENT.unpack_from(content, at)
-                at += _EVENT.size
-                name = "*" if watch < 0 else os.fsdecode(content[at : at + length].rstrip(b"\0"))
+            offset = 0
+            while offset < len(content):
+                watch, _, _, length = _EVENT.unpack_from(content, offset)
+                offset += _EVENT.size
+                name = "*" if watch < 0 else os.fsdecode(content[offset : offset + length].rstrip(b"\0"))
                 if not name.startswith("."):
                     names.add(name)
-                at += length
+                offset += length
 
     def close(self) -> None:
         os.close(self.descriptor)

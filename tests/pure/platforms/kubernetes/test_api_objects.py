@@ -165,7 +165,10 @@ def workers(*pods: Any) -> list[str]:
     for one in pods:
         cache.workers._apply_event("ADDED", one)
     fabric = KubernetesPlatform(cache, "team", "gpt", "u")
-    return [seen.name for seen in (*fabric._observe_workers(fabric._own_pods()), *fabric._observe_workers(fabric._own_pods()))]
+    return [
+        seen.name
+        for seen in (*fabric._observe_workers(fabric._own_pods()), *fabric._observe_workers(fabric._own_pods()))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ def test_where_no_group_can_be_made_sigkill_stands_in_and_says_why(tmp_path: Pat
     kills.start_kill(life, word)
     assert child.wait(20) == -signal.SIGKILL
     said = json.loads(word.read_text())
-    assert said["stands_in"] == "no memory group can be made: this machine has no memory controller that may be used"
+    assert (
+        said["stands_in"]
+        == "no memory cgroup could be created: this machine has no cgroup memory controller that this user may use"
+    )
     kills.poll()
     kills.close()
     child.communicate()

@@ -59,7 +59,7 @@ def test_the_newest_content_is_written_once_there_is_room(
     assert writes.retry_at is None
     said = capsys.readouterr().err
     assert "No space left" in said
-    assert said.count("could not be written") == said.count("everything is written again") == 1
+    assert said.count("cannot write") == said.count("all files of the node are written again") == 1
 
 
 def test_a_disk_that_stays_full_is_told_once(disk: Disk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_disk_that_stays_full_is_told_once(disk: Disk, tmp_path: Path, capsys:
     for _ in range(5):
         disk.now += 1.0
         writes.flush()
-    assert capsys.readouterr().err.count("could not be written") == 1
+    assert capsys.readouterr().err.count("cannot write") == 1
 
 
 def test_what_was_dropped_is_never_written(disk: Disk, tmp_path: Path) -> None:

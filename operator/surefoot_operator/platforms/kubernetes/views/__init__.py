@@ -1,4 +1,4 @@
-"""Watches the cluster, and translates what it sees for decisions.
+"""Watches the cluster, and converts its objects to the observations that plans read.
 
-Jobs share one view of nodes, pods and holders: a watch a job asked the API server the same thing a thousand times.
+All jobs share one watch of nodes, pods and memory servers: one for each job would load the API server a thousandfold.
 """

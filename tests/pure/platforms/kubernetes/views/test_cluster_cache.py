@@ -63,7 +63,9 @@ class Cluster:
             "resourceVersion": str(self.version),
             "labels": {"rack": f"r{number % 3}"},
         }
-        self.cache.nodes._apply_event("MODIFIED", {"metadata": metadata, "spec": spec, "status": {"conditions": [said]}})
+        self.cache.nodes._apply_event(
+            "MODIFIED", {"metadata": metadata, "spec": spec, "status": {"conditions": [said]}}
+        )
 
     def holder(self, number: int, address: str = "10.0.0.1", event: str = "MODIFIED") -> None:
         self.version += 1
@@ -277,7 +279,9 @@ def test_what_a_person_asks_beside_the_spec_wakes_as_well() -> None:
     metadata = {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3", "generation": 1}
     cluster.cache.jobs._apply_event("ADDED", {"metadata": metadata})
     cluster.woken()
-    cluster.cache.jobs._apply_event("MODIFIED", {"metadata": {**metadata, "resourceVersion": "4"}, "status": {"step": 1}})
+    cluster.cache.jobs._apply_event(
+        "MODIFIED", {"metadata": {**metadata, "resourceVersion": "4"}, "status": {"step": 1}}
+    )
     assert cluster.woken() == []
     asked = {**metadata, "resourceVersion": "5", "annotations": {ROLLBACK: "1/30"}}
     cluster.cache.jobs._apply_event("MODIFIED", {"metadata": asked})
