@@ -176,10 +176,7 @@ ROWS: tuple[NightlyRows, ...] = (
     NightlyRows(
         "cluster/test_scenario_drained.py",
         r"test_a_drained_fixed_size\w+",
-        (
-            "cluster/test_scenario_drained.py::test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step",
-            "cluster/test_scenario_wanted_node.py::test_a_node_under_maintenance_is_left_without_a_lost_step",
-        ),
+        ("cluster/test_scenario_wanted_node.py::test_a_node_under_maintenance_is_left_without_a_lost_step",),
         text="a drained node of a job of fixed size",
     ),
     NightlyRows(

@@ -1,7 +1,7 @@
 """Protects a transformers `Trainer` at any world size.
 
     trainer = Trainer(model=model, args=args, train_dataset=data)
-    surefoot_trainer(trainer, global_batch=64)
+    protect_trainer(trainer, global_batch=64)
     trainer.train()
 
 Trainer's own checkpoints count batches of one world size: at another they skip other samples than were trained on.
@@ -61,7 +61,7 @@ def protect_trainer(trainer: Trainer, global_batch_size: int, **options: Any) ->
     missing = [name for name in _OVERRIDDEN if not callable(getattr(trainer, name, None))]
     if missing:
         raise ConfigurationError(
-            f"this release's Trainer has no {', '.join(missing)}: transformers 5 is what surefoot_trainer knows"
+            f"this release's Trainer has no {', '.join(missing)}: transformers 5 is what protect_trainer knows"
         )
     protected = _ProtectedTrainer(trainer, global_batch_size, options)
     trainer.get_train_dataloader = protected.batches
