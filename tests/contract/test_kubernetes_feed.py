@@ -205,7 +205,9 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     assert list(feed.items) == [("n", "a")], "a store that was restored has older versions, and knows best"
 
 
-@pytest.mark.parametrize(("code", "asks"), [(404, "CustomResourceDefinition"), (403, "give the operator the permission")])
+@pytest.mark.parametrize(
+    ("code", "asks"), [(404, "CustomResourceDefinition"), (403, "give the operator the permission")]
+)
 async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch, code: int, asks: str
 ) -> None:

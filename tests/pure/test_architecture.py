@@ -33,6 +33,7 @@ def test_operator_folder_is_no_package() -> None:
     assert not list(ROOT.glob("tests/**/operator/__init__.py"))
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(
     "packages",
     [

@@ -30,6 +30,7 @@ def without(modules: tuple[str, ...], program: str) -> subprocess.CompletedProce
 COMMAND = "from surefoot_operator.cli.main import main; sys.exit(main({}))"
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(
     ("modules", "program", "said"),
     [
@@ -48,6 +49,7 @@ def test_a_command_without_its_part_says_which(modules: tuple[str, ...], program
     assert "Traceback" not in done.stderr or "Checkpointer" in said
 
 
+@pytest.mark.gate_only
 def test_a_run_on_one_machine_needs_no_client_of_a_cluster() -> None:
     """The runtime's image has none: there, whatever any command imports must be in the extras `local` and `runtime`."""
     done = without(("kubernetes", "shtab", "kopf", "cryptography"), COMMAND.format(["local", "-f", "no-such.yaml"]))

@@ -32,6 +32,7 @@ def defined(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(("path", "name"), sorted({hop for hops in walks().values() for hop in hops}))
 def test_each_named_function_is_defined_in_the_named_file(path: str, name: str) -> None:
     package = ROOT / ("operator" if path.startswith("surefoot_operator/") else "runtime")

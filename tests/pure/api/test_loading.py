@@ -45,6 +45,7 @@ def bomb(step: str, levels: int = 12) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(
     "content",
     [

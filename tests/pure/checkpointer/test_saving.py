@@ -110,6 +110,7 @@ CHANGES: dict[str, Callable[[Training], None]] = {
 }
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("prepared", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(sorted(CHANGES)), max_size=8))

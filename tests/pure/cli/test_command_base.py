@@ -54,6 +54,7 @@ class RaisesInItsDestructor:
         sum(range(200))
 
 
+@pytest.mark.gate_only
 def test_a_stop_at_any_moment_arrives() -> None:
     """KeyboardInterrupt was lost in 6 of 400 such moments: redis-py's connections drop exceptions in `__del__`."""
     moments = random.Random(7)

@@ -64,6 +64,7 @@ def _allowed(group: list[int], tokens: int | None, samples: int | None) -> bool:
     return (tokens is None or len(group) * max(group) <= tokens) and (samples is None or len(group) <= samples)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.booleans(), st.integers(0, 2**40), st.integers(1, 12), st.sampled_from([1, 2]), cuts, lives)
 def test_groups_are_the_undisturbed_run_s_through_kills_and_resizes(
@@ -86,6 +87,7 @@ def test_groups_are_the_undisturbed_run_s_through_kills_and_resizes(
     assert all(_allowed([len(one) for one in group], *most) for group in seen)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.booleans(), st.integers(0, 2**40), st.integers(1, 9), st.sets(st.integers(0, 40)), lives)
 def test_each_pass_has_every_good_sample_once(
@@ -114,6 +116,7 @@ def test_each_pass_has_every_good_sample_once(
     assert passes[0] == passes[1] == Counter(good)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=100, deadline=None)
 @given(lengths, st.integers(0, 2**40), st.integers(1, 20), st.integers(1, 16), st.booleans())
 def test_the_average_of_weighted_means_is_the_mean_over_all_tokens(
@@ -135,6 +138,7 @@ def test_the_average_of_weighted_means_is_the_mean_over_all_tokens(
     assert mean == pytest.approx(float(Fraction(sum(whole), len(whole))), rel=1e-12)
 
 
+@pytest.mark.gate_only
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_worker_processes_make_the_same_groups(workers: int) -> None:

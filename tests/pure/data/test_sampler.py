@@ -118,6 +118,7 @@ def test_each_list_is_one_step_s_through_kills_and_resizes(
     assert seen == sequence(ByLength(size, most, seed), len(seen) + 1)[: len(seen)]
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("whole", [True, False])
 def test_torchs_batch_sampler_over_a_seeded_order_goes_on_epoch_by_epoch(workers: int, whole: bool) -> None:
@@ -407,6 +408,7 @@ def test_persistent_workers_outlive_epochs_and_restores() -> None:
     assert len(processes) == 2
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_in_torch_s_own_loader_counts_steps_not_what_was_read_ahead(workers: int) -> None:
     used: list[int] = []

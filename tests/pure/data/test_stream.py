@@ -19,6 +19,7 @@ def _torn(number: int) -> Any:
     return BadSample(ValueError("torn")) if number % 29 == 11 else number
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(
     ("options", "digest"),
     [

@@ -120,6 +120,7 @@ class ReadAhead:
             waiting.append(copies[worker][key])
 
 
+@pytest.mark.gate_only
 @settings(max_examples=25, **BOUNDS)
 @given(SHARDS, st.booleans(), lives(16, 3), st.sampled_from([1, 4]), st.sampled_from([None, 2, 5, 16]))
 def test_each_sample_comes_once_a_pass_over_ranks_shards_and_workers(

@@ -306,6 +306,7 @@ def test_the_state_of_a_thousand_ranks_and_ten_thousand_shards_is_small() -> Non
     assert _bytes(middle) < 512, "what one rank saves of it, the first excepted"
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(("known", "window"), [(True, 64), (False, 1)])
 def test_what_worlds_of_a_thousand_ranks_left_of_a_pass_is_small(known: bool, window: int) -> None:
     source, chance, states = Numbers((1000,) * 10_000, known), random.Random(3), list[dict[str, Any]]()
@@ -356,6 +357,7 @@ def _begun(stream: ElasticStream) -> ElasticStream:
     return stream
 
 
+@pytest.mark.gate_only
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_worker_processes_read_ahead_what_does_not_count(workers: int) -> None:

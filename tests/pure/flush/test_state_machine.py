@@ -340,6 +340,7 @@ def random_event(draw: st.DrawFn, world: World, current: FlushState, number: int
     return Tick(world.now)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_whatever_fails_no_slot_is_freed_under_a_reader_and_every_slot_is_freed_in_the_end(data: st.DataObject) -> None:
@@ -366,6 +367,7 @@ def test_whatever_fails_no_slot_is_freed_under_a_reader_and_every_slot_is_freed_
     assert not world.staged
 
 
+@pytest.mark.gate_only
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.DataObject) -> None:

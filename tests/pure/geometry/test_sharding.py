@@ -255,6 +255,7 @@ def cut(world: int, kind: str) -> ShardingRule:
     return ShardingRule(Grid.of(range(world), (world // 8, 8)) if kind == "hsdp" else Grid.world_size(world), cuts)
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp", "ddp"])
 def test_what_a_rank_looks_at_does_not_grow_with_the_world(kind: str) -> None:
     shapes = model(300)

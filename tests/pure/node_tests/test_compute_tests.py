@@ -125,6 +125,7 @@ def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: p
     assert try_disk(tmp_path / "absent").verdict == "unknown"
 
 
+@pytest.mark.gate_only
 def test_a_node_that_does_not_reach_itself_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_loopback("127.0.0.1").verdict == "well"
     monkeypatch.setattr(host_tests, "_PAUSE_SECONDS", 0.0)

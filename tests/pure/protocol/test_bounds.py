@@ -100,6 +100,7 @@ def test_a_layout_record_that_would_fill_memory_is_refused_unread(text: str) -> 
     assert time.process_time() - begun < 1.0
 
 
+@pytest.mark.gate_only
 def test_pieces_in_many_dimensions_are_compared_in_time_or_refused() -> None:
     def layout(dimensions: int, more: tuple[Piece, ...] = ()) -> Layout:
         shape = (2,) * dimensions
@@ -113,6 +114,7 @@ def test_pieces_in_many_dimensions_are_compared_in_time_or_refused() -> None:
     assert time.process_time() - begun < 10.0
 
 
+@pytest.mark.gate_only
 def test_records_with_hostile_numbers_are_used_or_refused_within_memory_and_time() -> None:
     command = [sys.executable, "-m", "fuzzing.records", "--records", "700", "--seed", "1"]
     ended = subprocess.run(

@@ -192,6 +192,7 @@ def _trainer(text: str) -> object:
     return line.decode(text.encode())
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(
     "read", [_messages, _trainer, Layout.from_json, RankManifest.from_json], ids=lambda f: f.__qualname__
 )

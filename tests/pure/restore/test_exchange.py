@@ -240,6 +240,7 @@ def staged_together(place: MemoryPlace, saves: dict[int, Staged]) -> list[Result
         return [run.result(30) for run in runs]
 
 
+@pytest.mark.gate_only
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(2, 4), st.booleans())
 def test_a_damaged_byte_anywhere_in_the_exchange_is_never_placed(

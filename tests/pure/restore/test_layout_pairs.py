@@ -56,6 +56,7 @@ def test_a_layout_covers_everything_once_at_every_size(kind: str) -> None:
         assert uncovered(one.layout for one in streams(kind, world).values()) is None
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(("before", "after"), list(product(KINDS, KINDS)))
 def test_every_pair_of_layouts_at_eight_pairs_of_sizes(before: str, after: str) -> None:
     # each size before meets another after; over the pairs of kinds, every size meets every other

@@ -48,6 +48,7 @@ def shares(draw: st.DrawFn, shape: tuple[int, ...], ranks: int) -> list[tuple[Bo
     ]
 
 
+@pytest.mark.gate_only
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_reshard_gives_every_rank_exactly_its_elements(data: st.DataObject) -> None:

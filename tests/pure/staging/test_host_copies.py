@@ -103,6 +103,7 @@ def stager():
     owner.close()
 
 
+@pytest.mark.gate_only
 @settings(max_examples=150, deadline=None)
 @given(st.lists(made, max_size=30), moves, st.integers(0, 30))
 def test_a_save_of_any_mix_has_the_bytes_of_single_copies(

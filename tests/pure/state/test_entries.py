@@ -118,6 +118,7 @@ def test_any_nested_state_of_an_object_comes_back(tree: Any) -> None:
     assert same(new.value, old.value)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.dictionaries(any_key, trees, max_size=3), min_size=4, max_size=4),

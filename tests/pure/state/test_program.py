@@ -218,6 +218,7 @@ def test_an_object_without_state_is_refused_by_name() -> None:
         program({"loader": [1, 2]})
 
 
+@pytest.mark.gate_only
 def test_names_do_not_depend_on_wrapping() -> None:
     model = Net()
     plain = [name for name, _ in named_parameters(model)]

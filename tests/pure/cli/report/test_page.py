@@ -187,6 +187,7 @@ def test_an_incident_with_stamps_out_of_order_draws_no_negative_bar() -> None:
     assert not [value for name, value in found.attributes if name in ("width", "x") and value.startswith("-")]
 
 
+@pytest.mark.gate_only
 def test_a_hundred_thousand_steps_and_a_thousand_incidents_stay_small() -> None:
     steps = 100_000
     told = tuple(

@@ -182,6 +182,7 @@ TURN = st.tuples(
 QUICK = (0.1, 0.0, True)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=400)
 @example(turns=[(0, *QUICK), (0, *QUICK), (1, *QUICK), (1, 4.0, 0.0, True)], skews=(0, 50, 0))
 @example(turns=[(0, *QUICK), (0, 0.1, 1.8, True), (1, *QUICK), (1, 4.0, 0.0, True)], skews=(0, -50, 0))

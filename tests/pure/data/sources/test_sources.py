@@ -42,6 +42,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Streamed:
     return streamed(request.param, tmp_path, SAMPLES)
 
 
+@pytest.mark.gate_only
 def test_a_shard_opens_at_any_sample(source: Streamed) -> None:
     data, number = source
     found = []
@@ -55,6 +56,7 @@ def test_a_shard_opens_at_any_sample(source: Streamed) -> None:
     assert len(found) in (SAMPLES, 30)
 
 
+@pytest.mark.gate_only
 def test_each_sample_comes_as_undisturbed_through_a_hundred_kills_and_resizes(
     source: Streamed,
 ) -> None:

@@ -170,6 +170,7 @@ def test_what_ends_on_a_sick_node_uses_up_no_budget(told: tuple[NodeFinding, ...
         assert "is unhealthy: GpuLost" in made.status.incidents[-1].reason
 
 
+@pytest.mark.gate_only
 def test_a_sick_node_is_left_at_a_saved_step_for_a_free_one() -> None:
     world = FakeWorld(job(3, 2), node_count=4)
     world.settle()

@@ -176,6 +176,7 @@ class Tier:
         assert self.copies, f"the last copy was taken: {decided.reason}"
 
 
+@pytest.mark.gate_only
 @settings(max_examples=300)
 @given(st.integers(2, 4), st.integers(1, 2), st.lists(st.integers(0, 1000), max_size=80))
 def test_no_order_of_events_takes_two_domains_or_the_last_copy(domains: int, each: int, choices: list[int]) -> None:

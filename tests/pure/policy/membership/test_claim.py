@@ -364,6 +364,7 @@ class Contender:
             self.status, self.workers = replace(self.status, phase="Complete"), []
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("seed", range(8))
 def test_two_jobs_that_each_got_half_of_a_cluster_both_finish(seed: int) -> None:
     nodes = tuple(ObservedNode(f"n{i}", f"n{i}", True) for i in range(4))

@@ -354,6 +354,7 @@ def begun(least: int | None, nodes: int) -> FakeWorld:
     return world
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("nodes", [3, 4], ids=["no node is free", "one is"])
 @pytest.mark.parametrize("least", [None, 1, 3], ids=["fixed", "elastic", "at its minimum"])
 @pytest.mark.parametrize("drained", [("n0",), ("n0", "n1"), ("n0", "n1", "n2")], ids=["one", "two", "all"])
@@ -384,6 +385,7 @@ def test_a_drained_node_costs_no_step_and_the_job_is_whole_once_it_is_back(
     assert (world.status.restarts, world.status.recent_restarts) == (0, ())
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("least", [None, 1, 3], ids=["fixed", "elastic", "at its minimum"])
 @pytest.mark.parametrize("prefix", range(4))
 def test_an_operator_that_dies_after_any_stroke_of_it_loses_no_step_either(prefix: int, least: int | None) -> None:

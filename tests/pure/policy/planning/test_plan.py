@@ -80,6 +80,7 @@ def test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again() -
     assert all(i.first_step_seconds is not None for i in world.status.incidents)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example([("kill node", 0, 0.0), ("kill node", 1, 0.0)], None)
 @given(histories, st.sampled_from([None, 1, 2]))
@@ -118,6 +119,7 @@ def _accept_what_is_lost(world: FakeWorld) -> None:
     world.run(10.0, tick=1.0)
 
 
+@pytest.mark.gate_only
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories, st.lists(st.integers(0, 4), min_size=10, max_size=40))
 def test_an_operator_that_dies_after_any_stroke_leads_to_the_same_world(
@@ -139,6 +141,7 @@ def _places(world: FakeWorld) -> list[int]:
     return [m.index for m in world.status.membership.members] if world.status.membership is not None else []
 
 
+@pytest.mark.gate_only
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories)
 def test_epochs_restarts_and_attempts_only_grow(history: list[tuple[str, int, float]]) -> None:

@@ -64,6 +64,7 @@ def test_whoever_comes_as_a_new_leader_goes_on_with_the_account() -> None:
     assert found["starting"] == before["starting"], "no step was heard of yet, and it trained all the same"
 
 
+@pytest.mark.gate_only
 def test_suspension_is_nobodys_loss() -> None:
     world = begun()
     world.job = replace(world.job, spec=replace(world.job.spec, suspend=True))

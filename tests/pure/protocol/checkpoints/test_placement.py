@@ -123,6 +123,7 @@ def test_a_node_that_goes_moves_few_others_where_racks_are_known(racks_there: in
     assert sum(moved) / 10 <= 15
 
 
+@pytest.mark.gate_only
 def test_thousands_of_nodes_are_grouped_at_once() -> None:
     """Whatever racks there are: the calls grow with the nodes, not with their square."""
 

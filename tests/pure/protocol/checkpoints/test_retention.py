@@ -55,6 +55,7 @@ def standing(reading: TierReading, floor: Checkpoint | None = None, replicas: in
     return RetentionInputs(LINEAGE, 2, False, Checkpoint(1, 10), full, floor, None, NONE)
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize(("keep", "replicas"), [(1, 1), (1, 2), (2, 2)])
 def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, replicas: int) -> None:
     for one, other in product(range(64), repeat=2):
@@ -74,6 +75,7 @@ def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, re
                 assert copies_of(now.watermark, TierReading(left, None), DOMAINS) >= replicas
 
 
+@pytest.mark.gate_only
 @pytest.mark.parametrize("keep", [1, 2])
 def test_what_is_outlived_is_missed_by_no_loss_of_holders(keep: int) -> None:
     went = 0
