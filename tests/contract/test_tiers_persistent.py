@@ -133,7 +133,7 @@ def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
 def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and writes of one object as S3 has them: versitygw keeps ETags in files beside the objects, and while one is
     replaced tells the new one's ETag with the old one's bytes. A write on that condition undoes the other (seen once)."""
-    one_at_a_time, read, write = threading.Lock(), S3Store._versioned, S3Store._put
+    one_at_a_time, read, write = threading.Lock(), S3Store._read_with_condition, S3Store._put
 
     def reads(store: S3Store, path: str) -> Any:
         with one_at_a_time:
@@ -143,7 +143,7 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with one_at_a_time:
             return write(store, *told)
 
-    monkeypatch.setattr(S3Store, "_versioned", reads)
+    monkeypatch.setattr(S3Store, "_read_with_condition", reads)
     monkeypatch.setattr(S3Store, "_put", writes)
 
 
@@ -295,7 +295,7 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(object_store, "_write_all", half)
-    with pytest.raises(TierFull, match="No space left on device: make room"):
+    with pytest.raises(TierFull, match="No space left on device: free space"):
         tier.put_part(save, 0, [memoryview(b"123456")])
     assert os.listdir(root / "job-1" / "20-1" / "rank-0") == ["values"]
     monkeypatch.undo()
@@ -357,7 +357,7 @@ def test_what_is_removed_while_it_is_listed_makes_nothing_silent(
     tier = open_persistent(PersistentSettings(uri=tmp_path.as_uri()), "job-1")
     for step in (10, 20):
         save_one(tier, RankSave(1, step, 0))
-    listed = object_store.DirectoryStore._entries
+    listed = object_store.DirectoryStore._list_entries
 
     def overtaken(store: object_store.DirectoryStore, folder: str) -> list[os.DirEntry[str]]:
         entries = listed(store, folder)
@@ -366,7 +366,7 @@ def test_what_is_removed_while_it_is_listed_makes_nothing_silent(
                 os.unlink(entry.path)
         return entries
 
-    monkeypatch.setattr(object_store.DirectoryStore, "_entries", overtaken)
+    monkeypatch.setattr(object_store.DirectoryStore, "_list_entries", overtaken)
     assert [manifest.save.step for manifest in tier.manifests()] == [20]
 
 

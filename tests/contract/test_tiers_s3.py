@@ -71,7 +71,7 @@ MAKE = s3.client_of
 def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
     one = Spied()
     monkeypatch.setattr(s3, "client_of", one.client_of)
-    monkeypatch.setattr(s3, "_signing", set())
+    monkeypatch.setattr(s3, "_signing_endpoints", set())
     return one
 
 
@@ -158,7 +158,7 @@ def test_a_part_that_is_refused_or_not_checked_unsigned_is_sent_again_signed_and
         another.put_part(SAVE, 2, written)
     assert [told == UNSIGNED for told in spied.signatures] == [True, False, False, False]
     assert fallbacks._value.get() == before + 1
-    assert caplog.text.count("takes a body only signed") == 1
+    assert caplog.text.count("requires signed bodies") == 1
     assert all(tier.has_part(SAVE, part, written) for part in range(3))
 
 

@@ -212,7 +212,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, part: str, times: int, fault: Calla
         if part not in path or len(struck) >= times:
             return data
         struck.append(path)
-        with self._explained("reading", path):
+        with self._translate_errors("reading", path):
             return fault(data)
 
     monkeypatch.setattr(DirectoryStore, "read", read)

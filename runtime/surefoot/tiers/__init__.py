@@ -1,6 +1,6 @@
-"""Stores rank saves: the `Tier` protocol, over a directory or S3.
+"""Stores rank saves: the `Tier` protocol, and its implementation over a directory or S3.
 
-`memory_server` has the one in memory. One contract suite holds them all.
+`memory_server` implements the memory tier. One contract suite tests all of them.
 """
 
 from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier

@@ -1,6 +1,6 @@
-"""Defines the `ObjectStore` protocol that directory and S3 implement.
+"""Defines the `ObjectStore` protocol, which a directory and S3 implement.
 
-Paths are relative, with `/`. Every call raises from `surefoot.errors` as `Tier` says; a missing path is ChunkMissing.
+Paths are relative, with `/`. Every call raises the errors of `Tier`; a path that does not exist raises ChunkMissing.
 """
 
 from __future__ import annotations
@@ -29,105 +29,94 @@ log = logging.getLogger(__name__)
 
 
 Change = Callable[[bytes | None], bytes | None]
-"""What an object is to be, given what it is (None: absent); None leaves it."""
+"""Computes an object's new content from the current one (None: it does not exist); returns None to leave it."""
 
 
 class ObjectStore(Protocol):
-    """Keeps objects in one folder or below one bucket prefix.
+    """Stores objects in one folder or below one bucket prefix.
 
-    `put`, `read`, `checksum`, `sizes` and `folders` may be called by several threads at once.
+    Several threads may call `put`, `read`, `checksum`, `sizes` and `folders` concurrently.
     """
 
     @property
     def location(self) -> str:
-        """The store's location, for people."""
+        """The store's folder or bucket and prefix, for messages."""
         ...
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
-        """Writes an object, or writes it again.
+        """Writes or replaces an object.
 
         Args:
-            path: Below the store.
-            pieces: Its bytes, one piece behind the other; a reader sees all of them or what was there before.
+            path: Path of the object in the store.
+            pieces: Its content in consecutive pieces. A reader sees either all of it or the previous content.
         """
         ...
 
     def copy(self, source: str, path: str) -> bool:
-        """Copies an object within the store.
+        """Copies an object within the store; False if `source` does not exist.
 
-        False: there is none of that name. Raises CopyRefused where the store never does it for this account.
+        Raises:
+            CopyUnsupported: The store never copies for this account.
         """
         ...
 
     def create(self, path: str, *pieces: bytes | memoryview, durable: bool = True) -> bool:
-        """Writes if nothing is there.
+        """Writes an object if it does not exist; of several concurrent callers exactly one gets True.
 
-        Of many callers exactly one gets True. `durable`: it survives a power cut; else `make_durable` sees to that.
+        `durable`: return only once the object survives a power failure; otherwise call `make_durable` later.
         """
         ...
 
     def change(self, path: str, change: Change) -> None:
-        """Replaces an object by a function of its content.
-
-        Where somebody else wrote meanwhile the function is asked again.
-        """
+        """Replaces an object by a function of its content; the function is called again if another writer was faster."""
         ...
 
     def checksum(self, path: str) -> int | None:
-        """Returns the CRC-32 that the store keeps of an object.
-
-        None if nothing is there, or the place does not say.
-        """
+        """Returns the CRC-32 of an object; None if it does not exist or the store has no checksum of it."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Reads an object, or a part of it.
 
         Args:
-            path: Below the store.
+            path: Path of the object in the store.
             offset: First byte.
-            length: Bytes; fewer come where it ends before, and all without it.
+            length: Number of bytes; fewer are returned if the object ends earlier. None: up to the end.
         """
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Lists names and bytes of what lies directly in a folder.
-
-        Empty where there is no such folder.
-        """
+        """Returns names and sizes of the objects directly in a folder; empty if there is no such folder."""
         ...
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders directly in `folder`."""
+        """Returns the names of the folders directly in `folder`."""
         ...
 
     def expect(self, folder: str) -> None:
-        """Raises TierUnavailable where a folder that was there is gone: a disk or mount went away.
+        """Raises TierUnavailable if a folder that has existed is missing, because its disk or mount disappeared.
 
-        A bucket has no folders: what is gone there was deleted.
+        Does nothing for a bucket, which has no folders: missing objects there were deleted.
         """
         ...
 
     def make_durable(self, folder: str) -> None:
-        """Returns when a folder would survive a power cut.
-
-        With everything in it and the way to it.
-        """
+        """Returns once a folder, its content and its parent folders would survive a power failure."""
         ...
 
     def remove(self, path: str) -> None:
-        """Removes one. Absent is success."""
+        """Deletes an object; succeeds if it does not exist."""
         ...
 
     def remove_folder(self, folder: str) -> None:
-        """Removes all that is in `folder`, and it. Absent is success."""
+        """Deletes a folder and all its content; succeeds if it does not exist."""
         ...
 
     def close(self) -> None: ...
 
 
 def read_exactly(store: ObjectStore, path: str, offset: int, length: int) -> bytes:
-    """Reads exactly that range; ChunkMissing if the object is shorter."""
+    """Reads exactly this range; raises ChunkMissing if the object is shorter."""
     data = store.read(path, offset, length) if length else b""
     if len(data) != length:
         raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")
@@ -135,82 +124,79 @@ def read_exactly(store: ObjectStore, path: str, offset: int, length: int) -> byt
 
 
 # ---- parallel reads --------------------------------------------------------------------------------------------------
-# Reads many small records of the persistent tier at once, and a bad one again. Each alone is a round trip to a server
-# far away.
+# Reads many small records of the persistent tier concurrently, as each is a round trip to a distant server, and reads
+# damaged ones again.
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 READERS = 16
-"""Reads under way at once: a thousand at 50 ms take three seconds, and the connections are few enough for any server."""
+"""Concurrent reads: a thousand of 50 ms take three seconds, and any server accepts that many connections."""
 LOOKS = 3
-"""Reads of one record before it counts as damaged or gone: a proxy, or a cache, may spoil one answer."""
+"""Attempts to read a record before it counts as damaged or missing: a proxy or a cache may damage one answer."""
 LOOK_WAITS = Backoff(0.1, 0.3)
 
 
 def read_in_threads(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Reads several things in threads; results in their order.
-
-    Raises what the first of them in that order raised.
-    """
-    wanted = list(items)
-    if len(wanted) < 2:
-        return [read(item) for item in wanted]
-    with ThreadPoolExecutor(min(READERS, len(wanted)), thread_name_prefix="surefoot-reading") as pool:
-        return list(pool.map(read, wanted))
+    """Reads several items in threads and returns the results in order; raises the first error in that order."""
+    all_items = list(items)
+    if len(all_items) < 2:
+        return [read(item) for item in all_items]
+    with ThreadPoolExecutor(min(READERS, len(all_items)), thread_name_prefix="surefoot-reading") as pool:
+        return list(pool.map(read, all_items))
 
 
 def second_look(read: Callable[[], B]) -> B:
-    """Reads again what came damaged or was not there; raises what the last read raised."""
-    for look in range(1, LOOKS):
+    """Retries a read that finds a record damaged or missing; raises the error of the last attempt."""
+    for attempt in range(1, LOOKS):
         try:
             return read()
         except (Corrupt, ChunkMissing):
             metrics.fallbacks.labels("bad_read_repeated").inc()
-            time.sleep(LOOK_WAITS.seconds(look, random.random()))
+            time.sleep(LOOK_WAITS.seconds(attempt, random.random()))
     return read()
 
 
 # ---- directory -------------------------------------------------------------------------------------------------------
-# Stores objects in a folder: a disk, or a shared file system. Data is on the disk before the manifest that names it
-# exists; the manifest appears by a hard link, which is atomic and exclusive, also over NFS. File systems give no time
-# limits: a hung mount hangs the caller, which is never a trainer.
+# Stores objects in a folder on a disk or a shared file system. Data is on the disk before the manifest that refers to it
+# exists; the manifest is created by a hard link, which is atomic and exclusive, also on NFS. File systems have no
+# timeouts: a hung mount hangs the caller, which is never a trainer.
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-"""Of a mount that offers none: Lustre without `flock`, some of FUSE."""
-_OF_ONE_FILE = {errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EBADMSG}
-"""What a file alone may answer to a read, while its disk is well."""
+_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}
+_NO_LOCK_ERRORS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Errors of mounts without locks: Lustre without `flock`, some FUSE file systems."""
+_FILE_ERRORS = {errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EBADMSG}
+"""Read errors that may concern a single file while its disk is healthy."""
 _BLOCK_BYTES = 1 << 20
-_OWNERS = 0o700
+_OWNER_MODE = 0o700
 
 
 class DirectoryStore:
-    """Keeps objects as files below a folder.
+    """Stores objects as files below the folder `root`.
 
-    `root` is made by who begins the tier, and by nobody else: who opens or writes later would begin an empty tier
-    where a disk went away. Names that begin with a dot are being written. A root that is made here is its owner's
-    alone; what lies below bears the root's own bits, so that whoever shares a tier says so once: by the mode of its
-    folder.
+    The root is created only with `begin`: if later users created it too, they would start an empty tier when its disk
+    disappeared. A root created here is accessible to its owner only. Files and folders below it get the root's
+    permission bits, so a tier is shared by setting the mode of its root once. Files whose names start with a dot are
+    being written.
     """
 
     def __init__(self, root: Path, begin: bool = False) -> None:
         self._root = root
         if begin:
-            with self._explained("opening", "it"):
-                root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
+            with self._translate_errors("opening", "it"):
+                root.mkdir(mode=_OWNER_MODE, parents=True, exist_ok=True)
 
     @property
     def location(self) -> str:
         return str(self._root)
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
-        with self._explained("writing", path):
+        with self._translate_errors("writing", path):
             temporary = self._write(path, *pieces)
             os.replace(temporary, self._root / path)
 
     def copy(self, source: str, path: str) -> bool:
-        with self._explained("copying", source):
+        with self._translate_errors("copying", source):
             temporary = self._write(path)
             try:
                 shutil.copyfile(self._root / source, temporary)  # in the kernel
@@ -222,153 +208,154 @@ class DirectoryStore:
             return True
 
     def create(self, path: str, *pieces: bytes | memoryview, durable: bool = True) -> bool:
-        with self._explained("creating", path):
+        with self._translate_errors("creating", path):
             temporary = self._write(path, *pieces)
             try:
                 if durable:
-                    _sync(temporary)
+                    _fsync(temporary)
                 os.link(temporary, self._root / path)
             except FileExistsError:
                 return False
             finally:
                 temporary.unlink(missing_ok=True)
             if durable:
-                _sync((self._root / path).parent)
+                _fsync((self._root / path).parent)
             return True
 
     def change(self, path: str, change: Change) -> None:
-        with self._explained("changing", path):
+        with self._translate_errors("changing", path):
             folder = (self._root / path).parent
-            self._make(folder)
-            with open(folder / f".{Path(path).name}.lock", "wb", opener=self._create) as lock:
+            self._make_folders(folder)
+            with open(folder / f".{Path(path).name}.lock", "wb", opener=self._open_new) as lock:
                 _lock(lock)
                 try:
-                    before = (self._root / path).read_bytes()
+                    old_content = (self._root / path).read_bytes()
                 except FileNotFoundError:
-                    before = None
-                after = change(before)
-                if after is not None:
-                    temporary = self._write(path, after)
-                    _sync(temporary)
+                    old_content = None
+                new_content = change(old_content)
+                if new_content is not None:
+                    temporary = self._write(path, new_content)
+                    _fsync(temporary)
                     os.replace(temporary, self._root / path)
-                    _sync(folder)
+                    _fsync(folder)
 
     def checksum(self, path: str) -> int | None:
-        found = 0
-        with self._explained("reading", path):
+        crc = 0
+        with self._translate_errors("reading", path):
             try:
                 with (self._root / path).open("rb") as file:
                     while block := file.read(_BLOCK_BYTES):
-                        found = crc32(block, found)
+                        crc = crc32(block, crc)
             except FileNotFoundError:
                 return None
-        return found
+        return crc
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._explained("reading", path), (self._root / path).open("rb") as file:
+        with self._translate_errors("reading", path), (self._root / path).open("rb") as file:
             file.seek(offset)
             return file.read(-1 if length is None else length)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with self._explained("listing", folder):
-            found = {entry.name: _size(entry) for entry in self._entries(folder)}
-        return {name: size for name, size in found.items() if size is not None}
+        with self._translate_errors("listing", folder):
+            sizes = {entry.name: _size_of(entry) for entry in self._list_entries(folder)}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def folders(self, folder: str) -> list[str]:
-        with self._explained("listing", folder):
-            return [entry.name for entry in self._entries(folder) if entry.is_dir()]
+        with self._translate_errors("listing", folder):
+            return [entry.name for entry in self._list_entries(folder) if entry.is_dir()]
 
     def expect(self, folder: str) -> None:
         path = self._root / folder
-        with self._explained("opening", folder):
-            is_there = path.is_dir()
-        if not is_there:
+        with self._translate_errors("opening", folder):
+            exists = path.is_dir()
+        if not exists:
             raise TierUnavailable(
-                f"folder {path} is not there, though checkpoints were stored in it, and is not created again: check the"
+                f"folder {path} is missing although checkpoints were stored in it, and is not created again: check the"
                 " disk or mount, or restore the folder from a copy"
             )
 
     def make_durable(self, folder: str) -> None:
-        with self._explained("flushing", folder):
-            for entry in self._entries(folder):
+        with self._translate_errors("flushing", folder):
+            for entry in self._list_entries(folder):
                 if entry.is_file():
-                    _sync(Path(entry.path))
-            place = self._root / folder
-            while place != self._root.parent:
-                if place.exists():
-                    _sync(place)
-                place = place.parent
+                    _fsync(Path(entry.path))
+            path = self._root / folder
+            while path != self._root.parent:
+                if path.exists():
+                    _fsync(path)
+                path = path.parent
 
     def remove(self, path: str) -> None:
-        with self._explained("removing", path):
+        with self._translate_errors("removing", path):
             (self._root / path).unlink(missing_ok=True)
 
     def remove_folder(self, folder: str) -> None:
-        place = self._root / folder
-        with self._explained("removing", folder):
-            if place.exists():
-                shutil.rmtree(place)
-            if place.parent == self._root:
-                return  # that is the tier's own folder, often a mount
+        path = self._root / folder
+        with self._translate_errors("removing", folder):
+            if path.exists():
+                shutil.rmtree(path)
+            if path.parent == self._root:
+                return  # the parent is the tier's own folder, often a mount
             try:
-                place.parent.rmdir()  # the last rank of a checkpoint takes its folder along
+                path.parent.rmdir()  # succeeds for the last rank of a checkpoint
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                     raise
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file stays open."""
 
     def _write(self, path: str, *pieces: bytes | memoryview) -> Path:
         target = self._root / path
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{token_hex(4)}")
         try:
             try:
-                _write_all(temporary, pieces, self._create)
-            except FileNotFoundError:  # the first of its folder
-                self._make(target.parent)
-                _write_all(temporary, pieces, self._create)
+                _write_all(temporary, pieces, self._open_new)
+            except FileNotFoundError:  # the first object in its folder
+                self._make_folders(target.parent)
+                _write_all(temporary, pieces, self._open_new)
         except OSError:
-            temporary.unlink(missing_ok=True)  # half of it would only take room
+            temporary.unlink(missing_ok=True)  # an incomplete file would only take space
             raise
         return temporary
 
-    def _make(self, folder: Path) -> None:
-        """The folder and those above it, but not the root: one that went away is silent, not empty."""
+    def _make_folders(self, folder: Path) -> None:
+        """Creates a folder and its parents below the root; a missing root means a lost disk and is not created."""
         mode = stat.S_IMODE(self._root.stat().st_mode)
-        above = [place for place in (folder, *folder.parents) if self._root in place.parents]
-        for place in reversed(above):
-            place.mkdir(mode=mode & 0o777 | _OWNERS, exist_ok=True)
+        paths = [path for path in (folder, *folder.parents) if self._root in path.parents]
+        for path in reversed(paths):
+            path.mkdir(mode=mode & 0o777 | _OWNER_MODE, exist_ok=True)
 
-    def _create(self, path: str, flags: int) -> int:
+    def _open_new(self, path: str, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, stat.S_IMODE(self._root.stat().st_mode) & 0o666 | 0o600)
 
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+    def _list_entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._root / folder) as entries:
                 return [entry for entry in entries if not entry.name.startswith(".")]
         except FileNotFoundError:
             if not self._root.exists():
-                raise  # an unmounted disk is silent, not empty
+                raise  # the disk is not mounted: the tier is unavailable, not empty
             return []
 
     @contextmanager
-    def _explained(self, doing: str, what: str) -> Iterator[None]:
+    def _translate_errors(self, action: str, object_name: str) -> Iterator[None]:
+        """Translates the file system's errors into those of `Tier`, with the path and a remedy."""
         try:
             yield
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._root.exists():
-                raise ChunkMissing(f"{self._root} does not have {what}") from error
-            text = f"folder {self._root}, {doing} {what}: {error.strerror or error}"
-            if error.errno in _FULL:
-                raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
-            is_read = doing == "reading" and error.errno in _OF_ONE_FILE
+                raise ChunkMissing(f"{self._root} does not have {object_name}") from error
+            text = f"folder {self._root}, {action} {object_name}: {error.strerror or error}"
+            if error.errno in _FULL_ERRORS:
+                raise TierFull(f"{text}: free space or keep fewer checkpoints") from error
+            is_read = action == "reading" and error.errno in _FILE_ERRORS
             kind = ObjectRefused if is_read else TierUnavailable
             raise kind(f"{text}: check the disk or mount and its permissions") from error
 
 
-def _size(entry: os.DirEntry[str]) -> int | None:
-    """A file's size; None for what is no file, or was removed since it was listed."""
+def _size_of(entry: os.DirEntry[str]) -> int | None:
+    """Returns a file's size; None if it is no file, or was deleted after it was listed."""
     try:
         return entry.stat().st_size if entry.is_file() else None
     except FileNotFoundError:
@@ -376,25 +363,25 @@ def _size(entry: os.DirEntry[str]) -> int | None:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Locks a record until closed. Without locks two writers at once may leave the older one's."""
+    """Locks a record until the file is closed. Without locks, the older of two concurrent changes may win."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _NO_LOCK_ERRORS:
             raise
         metrics.fallbacks.labels("directory_without_locks").inc()
-        log.info("%s is on a file system without locks (%s): records are changed without", file.name, error.strerror)
+        log.info("%s is on a file system without locks (%s): changing records unlocked", file.name, error.strerror)
 
 
 def _write_all(path: Path, pieces: Sequence[bytes | memoryview], create: Callable[[str, int], int]) -> None:
     with open(path, "wb", buffering=0, opener=create) as file:
         for piece in pieces:
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[file.write(rest) :]
+            unwritten = memoryview(piece)
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""Claims epochs in the persistent tier and keeps their lineage records.
+"""Claims generations in the persistent tier and stores their lineage records.
 
-An epoch is claimed by creating its file, which no second program can; a coordinator has an agent claim what it claimed in
-status, because a status that was restored from a backup knows less than the tier. Without a coordinator the lineage record of
-an epoch is written twice: a record that is damaged would otherwise take every checkpoint of its epoch off the lineage. A third
-file shows that an epoch's program is at work. Used by `persistent`.
+A generation is claimed by creating its file, which only one program can do. The operator has an agent repeat here the
+claim it made in the job's status, because a status restored from a backup may be older than the tier. Without an
+operator, each generation's lineage record is written twice: one damaged record would otherwise take all the generation's
+checkpoints off the lineage. A third file is the heartbeat of the generation's program. Used by `persistent`.
 """
 
 from __future__ import annotations
@@ -27,63 +27,61 @@ from surefoot.tiers.object_store import ObjectStore, read_in_threads, second_loo
 log = logging.getLogger(__name__)
 
 
-_CLAIM_TRIES = 50
+_MAX_CLAIM_ATTEMPTS = 50
 _FOLDERS = ("generations", "lineage")
 
 
 class GenerationRecords:
-    """Of one job in a store."""
+    """The claims, lineage records and heartbeats of one job's generations."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store, self._job = store, job
 
     def claim(self, newest: int) -> int:
-        """Takes an epoch beyond `newest` and beyond every claim.
-
-        Nobody else gets the same.
+        """Claims a generation newer than `newest` and every claim; no other program gets the same.
 
         Raises:
-            TierUnavailable: others took each one that was tried.
+            TierUnavailable: Other programs were faster in every attempt.
         """
-        first = max((newest, *self.claimed()))
-        for epoch in range(first + 1, first + 1 + _CLAIM_TRIES):
-            if self._store.create(f"{self._job}/generations/{epoch}", b"claimed\n"):
-                return epoch
+        newest_taken = max((newest, *self.claimed()))
+        for generation in range(newest_taken + 1, newest_taken + 1 + _MAX_CLAIM_ATTEMPTS):
+            if self._store.create(f"{self._job}/generations/{generation}", b"claimed\n"):
+                return generation
         raise TierUnavailable(
-            f"epochs {first + 1} to {first + _CLAIM_TRIES} of job {self._job} were all taken meanwhile"
+            f"other programs claimed generations {newest_taken + 1} to {newest_taken + _MAX_CLAIM_ATTEMPTS} of job {self._job}"
+            " first; make sure that only one program runs this job"
         )
 
-    def claim_as(self, epoch: int, ticket: str) -> bool:
-        """Claims an epoch for who bears this ticket; returns whether the claim is theirs."""
-        path, text = f"{self._job}/generations/{epoch}", ticket.encode()
+    def claim_as(self, generation: int, ticket: str) -> bool:
+        """Claims a generation for the bearer of a ticket; returns whether the claim has this ticket."""
+        path, text = f"{self._job}/generations/{generation}", ticket.encode()
         return self._store.create(path, text) or self._store.read(path) == text
 
-    def may_bear(self, epoch: int, ticket: str) -> bool:
-        """Whether no other ticket than this one claimed the epoch; writes nothing."""
+    def may_bear(self, generation: int, ticket: str) -> bool:
+        """Whether no other ticket has claimed the generation; writes nothing."""
         try:
-            return self._store.read(f"{self._job}/generations/{epoch}") == ticket.encode()
+            return self._store.read(f"{self._job}/generations/{generation}") == ticket.encode()
         except ChunkMissing:
             return True
 
     def claimed(self) -> set[int]:
-        """Every epoch that has a claim or a record."""
+        """Returns every generation that has a claim or a record."""
         names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]
         return {int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()}
 
-    def record(self, epoch: int, text: str) -> None:
-        """Records the checkpoint that a claimed epoch stands on.
+    def record(self, generation: int, text: str) -> None:
+        """Writes a claimed generation's lineage record to both places.
 
-        In two places. Only whoever claimed the epoch writes this, and it may change as long as the epoch has saved
-        nothing.
+        Only the claimant may write it, and may change it until the generation's first save.
         """
         for folder in _FOLDERS:
-            self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
+            self._store.put(f"{self._job}/{folder}/{generation}.json", text.encode())
             self._store.make_durable(f"{self._job}/{folder}")
 
     def recorded(self) -> dict[int, tuple[str | TierError, ...]]:
-        """Reads every copy of each record, by epoch; an error stands for one that the store did not give.
+        """Reads all copies of the lineage records by generation; a copy that the store did not return is an error.
 
-        An epoch that was claimed and never recorded is left out.
+        Generations that were claimed but never recorded are omitted.
         """
         paths = [
             (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
@@ -91,69 +89,67 @@ class GenerationRecords:
             for name in self._store.sizes(f"{self._job}/{folder}")
             if name.endswith(".json") and name.removesuffix(".json").isdecimal()
         ]
-        found: dict[int, tuple[str | TierError, ...]] = {}
-        for (epoch, _), text in zip(paths, read_in_threads(self._text, [path for _, path in paths]), strict=True):
-            found[epoch] = (*found.get(epoch, ()), text)
-        return dict(sorted(found.items()))
+        copies: dict[int, tuple[str | TierError, ...]] = {}
+        texts = read_in_threads(self._read_record, [path for _, path in paths])
+        for (generation, _), text in zip(paths, texts, strict=True):
+            copies[generation] = (*copies.get(generation, ()), text)
+        return dict(sorted(copies.items()))
 
-    def is_overtaken(self, epoch: int) -> bool:
-        """Whether another program claimed the next epoch: one small read, as claims are consecutive."""
+    def is_overtaken(self, generation: int) -> bool:
+        """Whether another program claimed the next generation; claims are consecutive, so one small read suffices."""
         try:
-            self._store.read(f"{self._job}/generations/{epoch + 1}", 0, 1)
+            self._store.read(f"{self._job}/generations/{generation + 1}", 0, 1)
         except ChunkMissing:
             return False
         return True
 
-    def beat(self, epoch: int, text: str) -> None:
-        """Shows that the program of this epoch is at work; its text differs each time."""
-        self._store.put(self._alive(epoch), text.encode())
+    def beat(self, generation: int, text: str) -> None:
+        """Writes the heartbeat of a generation's program; the text differs each time."""
+        self._store.put(self._heartbeat_path(generation), text.encode())
 
     def marked(self) -> list[int]:
-        """Lists epochs whose program has not ended in order, oldest first."""
+        """Lists the generations whose program has not ended in order, oldest first."""
         names = [
             n.removesuffix(".alive") for n in self._store.sizes(f"{self._job}/generations") if n.endswith(".alive")
         ]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def last_beat(self, epoch: int) -> str | None:
-        """What that program wrote last; None where it ended in order."""
+    def last_beat(self, generation: int) -> str | None:
+        """Reads the last heartbeat of a generation's program; None: the program ended in order."""
         try:
-            return self._store.read(self._alive(epoch)).decode(errors="replace")
+            return self._store.read(self._heartbeat_path(generation)).decode(errors="replace")
         except ChunkMissing:
             return None
 
-    def end_beats(self, epoch: int) -> None:
-        """Notes that the program of this epoch writes nothing more."""
-        self._store.remove(self._alive(epoch))
+    def end_beats(self, generation: int) -> None:
+        """Deletes the heartbeat, because the generation's program will write nothing more."""
+        self._store.remove(self._heartbeat_path(generation))
 
-    def _alive(self, epoch: int) -> str:
-        return f"{self._job}/generations/{epoch}.alive"
+    def _heartbeat_path(self, generation: int) -> str:
+        return f"{self._job}/generations/{generation}.alive"
 
-    def _text(self, path: str) -> str | TierError:
-        """Empty where it has gone since it was listed."""
+    def _read_record(self, path: str) -> str | TierError:
+        """Reads one record; empty if it was deleted after it was listed."""
         try:
             return self._store.read(path).decode(errors="replace")
         except ChunkMissing:
             return ""
-        except TierError as silent:
-            return silent
+        except TierError as problem:
+            return problem
 
 
 # ---- manifest lists --------------------------------------------------------------------------------------------------
-# Encodes the manifests of all ranks of a checkpoint as one record. Pure. Read and written by `persistent`. Of 2,048
-# ranks it is one read instead of as many. It vouches for nothing by itself: whoever reads it looks which manifests lie
-# there and how long they are, and one that the list does not tell, or tells otherwise, is read itself.
+# Encodes the manifests of all ranks of a checkpoint as one record, so that 2,048 ranks need one read instead of 2,048.
+# Pure; `persistent` reads and writes it. The list is only a cache: a reader compares it with the names and sizes of the
+# manifests that exist, and reads those that are missing in the list or differ from it.
 
 MANIFEST_LIST_NAME = "manifests.jsonl"
 MIN_MANIFEST_LIST_RANKS = 9
-"""Of fewer ranks the manifests themselves are read as quickly."""
+"""Smallest number of ranks with a list; the manifests of fewer ranks are read as quickly one by one."""
 
 
 def manifest_list_text(manifests: Iterable[RankManifest]) -> bytes:
-    """Encodes a checkpoint's manifests as one record.
-
-    A line that names the checkpoint and the digest of what follows, then a manifest a line, by rank.
-    """
+    """Encodes a checkpoint's manifests: a line with the checkpoint and a digest, then one manifest per line, by rank."""
     order = sorted(manifests, key=lambda m: m.save)
     lines = "\n".join(m.to_json() for m in order).encode()
     head = {
@@ -167,20 +163,24 @@ def manifest_list_text(manifests: Iterable[RankManifest]) -> bytes:
 
 
 def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
-    """Each manifest by its save.
+    """Decodes a checkpoint's manifests, by save.
 
     Raises:
-        ProtocolError: the record is damaged, of another format or of another checkpoint.
+        ProtocolError: The record is damaged, of another format or of another checkpoint.
     """
-    first, _, lines = text.partition(b"\n")
+    first_line, _, lines = text.partition(b"\n")
     try:
-        bounds.check_json("the head of a list of manifests", first, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
-        head = json.loads(first)
-        told = (head["format"], head["generation"], head["step"], head["digest"])
+        bounds.check_json(
+            "the head of a list of manifests", first_line, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES
+        )
+        head = json.loads(first_line)
+        identity = (head["format"], head["generation"], head["step"], head["digest"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"the list of manifests of {checkpoint} cannot be read: {error!r}") from error
-    if told != (FORMAT, checkpoint.generation, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
-        raise ProtocolError(f"the list of manifests of {checkpoint} does not match its digest, or is of another one")
+    if identity != (FORMAT, checkpoint.generation, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
+        raise ProtocolError(
+            f"the list of manifests of {checkpoint} does not match its digest, or is of another checkpoint"
+        )
     manifests = [RankManifest.from_json(line) for line in lines.split(b"\n")]
     return {m.save: m for m in manifests if m.save.checkpoint == checkpoint}
 
@@ -188,82 +188,76 @@ def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, Ra
 def split_known(
     told: Mapping[RankSave, RankManifest], sizes: Mapping[RankSave, int]
 ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
-    """Divides manifests into those known and those to be read.
+    """Returns the known manifests that are still valid, and the saves whose manifest must be read.
 
     Args:
-        told: What the list says.
-        sizes: Bytes of each manifest that lies there.
+        told: Known manifests, from the list or an earlier read.
+        sizes: Size of each manifest that exists; a known manifest of another length is not valid.
     """
-    known = {
+    valid = {
         save: manifest
         for save, size in sizes.items()
         if (manifest := told.get(save)) is not None and len(manifest.to_json().encode()) == size
     }
-    return tuple(known[save] for save in sorted(known)), tuple(sorted(sizes.keys() - known.keys()))
+    return tuple(valid[save] for save in sorted(valid)), tuple(sorted(sizes.keys() - valid.keys()))
 
 
 # ---- record of the newest checkpoint ---------------------------------------------------------------------------------
-# Encodes the record of the newest checkpoint in the persistent tier. Pure. Read and written by `persistent`.
-# Checkpoints are ordered by epoch, then step: what a newer epoch saves is newer whatever its step, since it went on
-# from where the older one was left.
+# Encodes the record of the newest checkpoint in the persistent tier. Pure; `persistent` reads and writes it. Checkpoints
+# are ordered by generation, then step: a save of a newer generation is newer whatever its step, since that generation
+# continued where the older one ended.
 
 
 def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
-    """Decodes the record: checkpoint and world size.
-
-    None where it is absent, damaged or of another format.
-    """
+    """Decodes the record into checkpoint and world size; None if it is missing, damaged or of another format."""
     record = "newest.json"
     try:
         bounds.check_json(record, text or b"", bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
-        body = json.loads(text or b"")
-        if body["format"] != FORMAT:
+        fields = json.loads(text or b"")
+        if fields["format"] != FORMAT:
             return None
-        checkpoint, world = (
-            Checkpoint(generation=int(body["generation"]), step=int(body["step"])),
-            int(body["world_size"]),
+        checkpoint, world_size = (
+            Checkpoint(generation=int(fields["generation"]), step=int(fields["step"])),
+            int(fields["world_size"]),
         )
-        bounds.check(record, "world_size", world, bounds.MAX_RANKS, 1)
+        bounds.check(record, "world_size", world_size, bounds.MAX_RANKS, 1)
         for field, value in (("generation", checkpoint.generation), ("step", checkpoint.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
-        return checkpoint, world
+        return checkpoint, world_size
     except OutOfBounds as error:
-        log.warning("%s; the tier is listed instead", error)
+        log.warning("the record of the newest checkpoint is invalid; listing the tier instead: %s", error)
         return None
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
 def grown_newest_record(before: bytes | None, checkpoint: Checkpoint, world: int) -> bytes | None:
-    """Encodes the record once `checkpoint` is there too.
-
-    None if it stays as it is.
-    """
-    told = read_newest_record(before)
-    if told is not None and told[0] >= checkpoint:
+    """Encodes the record after `checkpoint` was saved; None: the record does not change."""
+    old_record = read_newest_record(before)
+    if old_record is not None and old_record[0] >= checkpoint:
         return None
-    body = {"format": FORMAT, "generation": checkpoint.generation, "step": checkpoint.step, "world_size": world}
-    return json.dumps(body, separators=(",", ":")).encode()
+    record = {"format": FORMAT, "generation": checkpoint.generation, "step": checkpoint.step, "world_size": world}
+    return json.dumps(record, separators=(",", ":")).encode()
 
 
 def newest_manifests(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
-    """The manifests of the newest checkpoint with one of every rank."""
+    """Selects the manifests of the newest checkpoint that has every rank's; empty if there is none."""
     by_checkpoint: dict[Checkpoint, list[RankManifest]] = defaultdict(list)
     for manifest in manifests:
         by_checkpoint[manifest.save.checkpoint].append(manifest)
-    whole = [checkpoint for checkpoint, found in by_checkpoint.items() if len(found) == found[0].world_size]
-    return tuple(by_checkpoint[max(whole)]) if whole else ()
+    complete = [checkpoint for checkpoint, group in by_checkpoint.items() if len(group) == group[0].world_size]
+    return tuple(by_checkpoint[max(complete)]) if complete else ()
 
 
 # ---- parts of several chunks -----------------------------------------------------------------------------------------
-# Groups chunks into the parts that the persistent tier stores. Pure. `flush.uploader` follows the same grouping. A part
-# is `PART_CHUNKS` chunks, one behind the other; the last of a rank save has what is left. A request to a bucket costs
-# the same for one chunk as for four, and a connection is used better by few large bodies than by many small ones.
+# Groups chunks into the parts that the persistent tier stores. Pure; `flush.uploader` uses the same grouping. A part is
+# `PART_CHUNKS` consecutive chunks; the last part of a rank save may have fewer. A request to a bucket costs the same for
+# one chunk as for four, and a few large bodies use a connection better than many small ones.
 
 PART_CHUNKS = 4
 """Chunks of a part: up to 16 MiB. Part of the format; see docs/adr/0007."""
-_SAVES_GATHERED = 4
-"""Saves whose chunks may wait for the rest of their part at once: a writer has as many under way as slots."""
+_MAX_BUFFERED_SAVES = 4
+"""Saves with buffered chunks: a writer has at most as many in progress as there are slots."""
 
 
 def part_name(number: int) -> str:
@@ -271,23 +265,21 @@ def part_name(number: int) -> str:
 
 
 def part_lengths(chunk_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of each part."""
+    """Returns the size of each part."""
     return tuple(sum(chunk_lengths[at : at + PART_CHUNKS]) for at in range(0, len(chunk_lengths), PART_CHUNKS))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """Finds chunks of one layout in the stream and its parts."""
+    """Locates the chunks of one layout in the parts."""
 
     starts: tuple[int, ...]
+    """Offset of each chunk in the stream."""
     stream_bytes: int
+    """Length of the stream."""
 
     def chunk(self, index: int) -> tuple[int, int, int] | None:
-        """Locates a chunk.
-
-        Returns:
-            Number of its part, offset in it and bytes; None if there is no such chunk.
-        """
+        """Returns the index of a chunk's part, its offset there and its length; None: there is no such chunk."""
         if not 0 <= index < len(self.starts):
             return None
         part = index // PART_CHUNKS
@@ -302,49 +294,44 @@ class ChunkMap:
 
 @dataclass(slots=True)
 class PartBuffer:
-    """Gathers chunks until their part is whole.
+    """Buffers the chunks of a few saves until their part is complete; at most one part of each save."""
 
-    Of few saves, a part of each at most.
-    """
-
-    _of: dict[RankSave, dict[int, bytes]] = field(default_factory=dict)
+    _chunks_by_save: dict[RankSave, dict[int, bytes]] = field(default_factory=dict)
 
     def add(self, save: RankSave, index: int, data: memoryview) -> list[bytes] | None:
-        """Keeps a copy of a chunk.
-
-        Returns:
-            All chunks of the part if this was the last that it wanted.
-        """
-        if save not in self._of and len(self._of) >= _SAVES_GATHERED:
-            del self._of[next(iter(self._of))]  # given up long ago: its commit would find the part missing
-        waiting = self._of.setdefault(save, {})
-        first = index - index % PART_CHUNKS
-        for other in [number for number in waiting if number - number % PART_CHUNKS != first]:
-            del waiting[other]  # of a part that was left before it was whole
-        waiting[index] = bytes(data)
-        if len(waiting) < PART_CHUNKS:
+        """Copies a chunk into the buffer; returns and removes all chunks of its part if this completes it."""
+        if save not in self._chunks_by_save and len(self._chunks_by_save) >= _MAX_BUFFERED_SAVES:
+            del self._chunks_by_save[
+                next(iter(self._chunks_by_save))
+            ]  # abandoned long ago; its commit would fail for the missing part
+        chunks = self._chunks_by_save.setdefault(save, {})
+        part_start = index - index % PART_CHUNKS
+        for other in [buffered for buffered in chunks if buffered - buffered % PART_CHUNKS != part_start]:
+            del chunks[other]  # its part was abandoned before it was complete
+        chunks[index] = bytes(data)
+        if len(chunks) < PART_CHUNKS:
             return None
         return self.take(save)
 
     def waiting(self, save: RankSave) -> dict[int, int]:
-        """Bytes of each chunk that waits."""
-        return {index: len(data) for index, data in self._of.get(save, {}).items()}
+        """Returns the size of each buffered chunk of a save."""
+        return {index: len(data) for index, data in self._chunks_by_save.get(save, {}).items()}
 
     def take(self, save: RankSave) -> list[bytes]:
-        """What waits, in order; nothing of this save waits any more."""
-        waiting = self._of.pop(save, {})
-        return [waiting[index] for index in sorted(waiting)]
+        """Removes and returns the buffered chunks of a save, in order."""
+        chunks = self._chunks_by_save.pop(save, {})
+        return [chunks[index] for index in sorted(chunks)]
 
 
-def incomplete_error(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
-    """Why a save cannot be committed, as an error to raise."""
-    has = "no" if found is None else found
-    return ChunkMissing(f"{save} cannot be committed: {what} has {has} bytes, not {wanted}")
+def incomplete_error(save: RankSave, part: str, actual_bytes: int | None, expected_bytes: int) -> ChunkMissing:
+    """Builds the error that a save cannot be committed, because one of its parts is missing or has a wrong size."""
+    actual = "no" if actual_bytes is None else actual_bytes
+    return ChunkMissing(f"{save} cannot be committed: {part} has {actual} bytes, not {expected_bytes}")
 
 
 # ---- object names ----------------------------------------------------------------------------------------------------
-# Names each record of a job in an object store. Pure. Two places that make up a name by themselves come apart one day,
-# and what one of them wrote nobody finds.
+# Names of a job's records in an object store. Pure. Every reader and writer uses these functions, since names built in
+# two places would differ one day, and records would be lost.
 
 _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
 _MANIFEST = re.compile(r"rank-(\d+)\.json")
@@ -352,26 +339,26 @@ _PART = re.compile(r"p(\d{4,})")
 
 
 def checkpoint_of(folder: str) -> Checkpoint | None:
-    """The checkpoint whose folder bears that name; None for any other folder."""
-    found = _CHECKPOINT.fullmatch(folder)
-    return Checkpoint(generation=int(found[2]), step=int(found[1])) if found else None
+    """Decodes the checkpoint from its folder's name; None for any other folder."""
+    match = _CHECKPOINT.fullmatch(folder)
+    return Checkpoint(generation=int(match[2]), step=int(match[1])) if match else None
 
 
 def rank_of(manifest: str) -> int | None:
-    """The rank whose manifest bears that name; None for any other name."""
-    found = _MANIFEST.fullmatch(manifest)
-    return int(found[1]) if found else None
+    """Decodes the rank from its manifest's name; None for any other name."""
+    match = _MANIFEST.fullmatch(manifest)
+    return int(match[1]) if match else None
 
 
 def part_of(name: str) -> int | None:
-    """Decodes a part's number; None for any other name."""
-    found = _PART.fullmatch(name)
-    return int(found[1]) if found else None
+    """Decodes the index of a part from its name; None for any other name."""
+    match = _PART.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectNames:
-    """Names of one job's objects; `job` is its folder."""
+    """Builds the paths of one job's objects; `job` is its folder."""
 
     job: str
 
@@ -405,58 +392,61 @@ class ObjectNames:
 
 
 # ---- layout records --------------------------------------------------------------------------------------------------
-# Reads and mends the layout records of an object store. All rank saves of one layout share a record, so that a lost one
-# would take every checkpoint along: each save keeps a copy of its own beside it, and from that the shared one is
-# mended.
+# Reads and repairs the layout records of an object store. All rank saves of one layout share a record, so its loss would
+# make every checkpoint unreadable. Therefore each save has a copy of its own, from which the shared record is repaired.
 
-_COPIES = 3
-"""Rank saves whose own copy is looked at, where the shared one is not good."""
+_MAX_COPIES_TRIED = 3
+"""Number of saves whose own copy is tried if the shared record is damaged or missing."""
 
 
 class LayoutRecords:
-    """Finds a good copy of each layout record."""
+    """Reads each layout record from an intact copy."""
 
     def __init__(
-        self, store: ObjectStore, names: ObjectNames, read_only: bool, seen: Callable[[], Sequence[Checkpoint]]
+        self,
+        store: ObjectStore,
+        names: ObjectNames,
+        read_only: bool,
+        list_checkpoints: Callable[[], Sequence[Checkpoint]],
     ) -> None:
-        self._store, self._names, self._read_only, self._seen = store, names, read_only, seen
+        self._store, self._names, self._read_only, self._list_checkpoints = store, names, read_only, list_checkpoints
         self.of: dict[RankSave, str] = {}
-        """Digest of the layout of each save whose manifest was seen."""
+        """Digest of the layout of each save whose manifest was read."""
 
     def read(self, digest: str) -> str:
-        """Reads the record that all rank saves share.
-
-        Where it is damaged or gone, the copy beside a rank save that has this layout; that mends the shared one.
-        """
-        text, problem = self._at(self._names.layout(digest), digest)
+        """Reads the shared record; if it is damaged or missing, reads a save's own copy and repairs the shared record."""
+        text, problem = self._read_checked(self._names.layout(digest), digest)
         if problem is None:
             return text
-        for save in self._that_may_have(digest):
-            other, trouble = self._at(self._names.object_name(save, "layout"), digest)
-            if trouble is None:
+        for save in self._saves_with_copy(digest):
+            copy, copy_problem = self._read_checked(self._names.object_name(save, "layout"), digest)
+            if copy_problem is None:
                 metrics.fallbacks.labels("layout_copy").inc()
-                log.warning("%s; the copy beside %s is good, and is read", problem, save)
-                self._put_again(digest, other)
-                return other
+                log.warning("%s; reading the intact copy of %s instead", problem, save)
+                self._repair_shared_record(digest, copy)
+                return copy
         if isinstance(problem, TierError):
             raise problem
-        return text  # whoever asked verifies it, and names it
+        return text  # damaged: the caller verifies the digest and reports it
 
-    def _put_again(self, digest: str, text: str) -> None:
+    def _repair_shared_record(self, digest: str, text: str) -> None:
         if self._read_only:
             return
         try:
             self._store.put(self._names.layout(digest), text.encode())
         except TierError as problem:
-            log.warning("layout %s could not be written again: %s; the next save does it", digest, problem)
+            log.warning("could not repair the shared layout record %s; the next save writes it: %s", digest, problem)
 
-    def _that_may_have(self, digest: str) -> list[RankSave]:
-        """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
-        known = sorted((save for save, layout in self.of.copy().items() if layout == digest), reverse=True)
-        others = [RankSave(c.generation, c.step, save.rank) for c in reversed(self._seen()) for save in known[:1]]
-        return list(dict.fromkeys([*known[:_COPIES], *others[:_COPIES]]))
+    def _saves_with_copy(self, digest: str) -> list[RankSave]:
+        """Returns saves that may have a copy of this layout: those known to have it, then others of the same rank."""
+        saves = sorted((save for save, layout in self.of.copy().items() if layout == digest), reverse=True)
+        others = [
+            RankSave(c.generation, c.step, save.rank) for c in reversed(self._list_checkpoints()) for save in saves[:1]
+        ]
+        return list(dict.fromkeys([*saves[:_MAX_COPIES_TRIED], *others[:_MAX_COPIES_TRIED]]))
 
-    def _at(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:
+    def _read_checked(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:
+        """Reads a record and checks its digest; returns its text, and the error if it is damaged or cannot be read."""
         raw = b""
 
         def read() -> None:

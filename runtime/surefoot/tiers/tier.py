@@ -1,10 +1,11 @@
-"""Defines `Tier`, the protocol of places that keep rank saves.
+"""Defines `Tier`, the protocol of places that store rank saves.
 
-Synchronous and thread-compatible (one thread at a time per instance; open more for parallel streams). Every call has
-a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe it happened), TierFull, ChunkMissing
-(it answered: not there), Fenced (a newer epoch rules). Nothing here verifies digests; `restore.fetch` does.
+Synchronous and thread-compatible (one thread at a time per instance; open several for parallel streams). Every call has
+a timeout and raises errors of `surefoot.errors`: TierUnavailable (no answer; the call may have been executed), TierFull,
+ChunkMissing (the tier answered that it does not have it), Fenced (the job has a newer generation). A `Tier` verifies no
+digests; the verified reads below and `restore.fetch` do.
 
-The save, layout and chunk that a method takes are named in docs/format.md; sizes and offsets are bytes.
+docs/format.md explains saves, layouts and chunks; sizes and offsets are in bytes.
 """
 
 from __future__ import annotations
@@ -23,41 +24,41 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 
 
 class Tier(Protocol):
-    """One place that keeps the rank saves of one job.
+    """A place that stores the rank saves of one job.
 
     Raises:
-        TierUnavailable: any method; the call may have happened.
+        TierUnavailable: Any method; the call may have been executed.
     """
 
     @property
     def name(self) -> str:
-        """Names the tier in messages and metrics: `memory:node-1`, `persistent`."""
+        """Name of the tier in messages and metrics: `memory:node-1` or `persistent`."""
         ...
 
     def put_layout(self, digest: str, text: str) -> None:
-        """Keeps a layout record.
+        """Stores a layout record.
 
         Args:
-            digest: Of the text; the same digest always has the same text.
+            digest: Digest of the text, by which it is read.
             text: The record's JSON.
 
         Raises:
-            TierFull: The tier has no room.
+            TierFull: The tier has no space.
         """
         ...
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Writes a chunk, by the time of the commit at the latest.
+        """Writes a chunk, at once or at the commit.
 
-        Chunks come in their order; one is written again only with the same bytes.
+        Chunks must be passed in order; a chunk may be written again with the same bytes only.
 
         Args:
             save: The rank save that the chunk belongs to.
-            index: The chunk's number, from 0.
-            data: At most CHUNK_BYTES; not read any more when the call returns.
+            index: Index of the chunk, from 0.
+            data: At most CHUNK_BYTES; not read after the call returns.
 
         Raises:
-            TierFull: The tier has no room.
+            TierFull: The tier has no space.
         """
         ...
 
@@ -70,27 +71,21 @@ class Tier(Protocol):
         ...
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
-        """Makes a rank save visible if every part of it is there.
-
-        Repeating it with the same bytes is success.
+        """Makes a rank save visible if all its parts exist. A repetition with the same bytes succeeds.
 
         Args:
-            manifest: Describes the save; it becomes the index entry.
-            writer_epoch: The epoch that writes: of two only the newer may.
+            manifest: Description of the save, which becomes the index entry.
+            writer_epoch: The generation that writes; the tier rejects it once it knows a newer one.
             chunk_lengths: Bytes of each chunk.
 
         Raises:
-            Fenced: A newer epoch rules this job.
-            ChunkMissing: A part is not there or has another length.
+            Fenced: The job has a newer generation.
+            ChunkMissing: A part is missing or has another length.
         """
         ...
 
     def manifests(self) -> tuple[RankManifest, ...]:
-        """Lists every visible rank save of the job.
-
-        Returns:
-            A manifest of each; one that cannot be read is left out, and named by `damaged`.
-        """
+        """Lists the manifests of every visible rank save of the job; those that cannot be read are named by `damaged`."""
         ...
 
     def damaged(self) -> tuple[str, ...]:
@@ -98,19 +93,15 @@ class Tier(Protocol):
         ...
 
     def read_layout(self, digest: str) -> str:
-        """Reads the layout record of a digest.
-
-        Raises:
-            ChunkMissing: It is not there.
-        """
+        """Reads the layout record of a digest; raises ChunkMissing if it does not exist."""
         ...
 
     def read_values(self, save: RankSave) -> bytes:
-        """Reads the plain values of a save; raises as `read_layout`."""
+        """Reads the plain values of a save (JSON); raises as `read_layout` does."""
         ...
 
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
-        """Reads a part of the digest table; raises as `read_chunk`."""
+        """Reads a part of the digest table; raises as `read_chunk` does."""
         ...
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
@@ -118,79 +109,74 @@ class Tier(Protocol):
 
         Args:
             save: The rank save that the chunk belongs to.
-            index: The chunk's number, from 0.
+            index: Index of the chunk, from 0.
             offset: First byte within the chunk.
-            length: How many bytes are wanted.
+            length: Number of bytes to read.
 
         Returns:
             Exactly `length` bytes.
 
         Raises:
-            ChunkMissing: The chunk is not there or ends before.
+            ChunkMissing: The chunk does not exist or is shorter.
         """
         ...
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
-        """Removes a rank save: its index entry first, then its data.
-
-        A save that is not there is success.
+        """Deletes a rank save, its index entry first; succeeds if the save does not exist.
 
         Args:
-            save: The rank save to remove.
-            writer_epoch: The epoch that removes: of two only the newer may.
-            chunks: How many chunks it has.
+            save: The rank save to delete.
+            writer_epoch: The generation that deletes; the tier rejects it once it knows a newer one.
+            chunks: Number of its chunks.
 
         Raises:
-            Fenced: A newer epoch rules this job.
+            Fenced: The job has a newer generation.
         """
         ...
 
     def close(self) -> None:
-        """Closes connections; nothing that was committed is lost."""
+        """Closes the connections."""
         ...
 
 
 @runtime_checkable
 class SupportsParts(Protocol):
-    """Extends `Tier` by parts of several chunks, several at once."""
+    """Extends `Tier` by writing parts, which consist of several chunks, concurrently."""
 
     at_once: int
-    """How many threads may call `put_part` or `has_part` at once."""
+    """Number of threads that may call `put_part` or `has_part` concurrently."""
     together: int
-    """Chunks of a part, counted from chunk 0; the last part has what is left."""
+    """Number of chunks in a part, counted from chunk 0; the last part may have fewer."""
 
     def list_parts(self, save: RankSave) -> Mapping[int, int]:
-        """Returns the bytes of each part that an earlier try wrote."""
+        """Returns the size of each part that an earlier attempt wrote."""
         ...
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
-        """Decides by the tier's own checksum whether just these bytes are here.
+        """Whether the tier has exactly these bytes, by its own checksum.
 
         Args:
             save: The rank save that the part belongs to.
-            part: The part's number, from 0.
-            chunks: Its chunks in their order.
+            part: Index of the part, from 0.
+            chunks: Its chunks in order.
         """
         ...
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
-        """Writes a whole part; takes what `has_part` takes.
-
-        Raises as `put_chunk` does.
-        """
+        """Writes a part, with the arguments of `has_part`; raises as `put_chunk` does."""
         ...
 
 
 @runtime_checkable
 class CommitsOnce(Protocol):
-    """Extends `Tier` where nothing is written under a committed name.
+    """Marks a tier in which a committed save is never replaced by another one.
 
-    Each write of a part of a committed save is compared first: its own bytes mend what is damaged, others are refused
-    with SaveExists.
+    Writing a part of a committed save is allowed only with the save's own bytes, which repairs a damaged part. Other bytes
+    raise SaveExists.
     """
 
     def has(self, manifest: RankManifest) -> bool:
-        """Decides whether this save is committed here, and no part of it is missing.
+        """Whether this save is committed here and no part of it is missing.
 
         Raises:
             SaveExists: Another save is committed under its name.
@@ -200,111 +186,98 @@ class CommitsOnce(Protocol):
 
 @runtime_checkable
 class SupportsPartCopy(Protocol):
-    """Extends `ManyStreams` by copying parts between its own saves."""
+    """Extends `SupportsParts` by copying parts between saves within the tier."""
 
     def copy_part(self, source: RankSave, save: RankSave, part: int) -> bool:
-        """Copies a whole part of another save, as `copy_chunk` does a chunk.
-
-        `at_once` threads may call it.
-        """
+        """Copies a part of another save, as `copy_chunk` does a chunk; `at_once` threads may call it concurrently."""
         ...
 
 
 @runtime_checkable
 class SupportsListingByCheckpoint(Protocol):
-    """Extends `Tier` where each rank save in a listing costs time."""
+    """Extends `Tier` by listing one checkpoint, for tiers in which every listed save costs time."""
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
-        """Lists the rank saves of one checkpoint.
-
-        `damaged` then speaks of it alone.
-        """
+        """Lists the rank saves of one checkpoint; `damaged` then refers to that checkpoint only."""
         ...
 
 
 @runtime_checkable
 class SupportsLayoutCopies(Protocol):
-    """Extends `Tier` by layout records beside rank saves."""
+    """Extends `Tier` by a copy of the layout record next to each rank save."""
 
     def read_layout_of(self, manifest: RankManifest) -> str:
-        """Reads the shared layout record, or the save's own instead.
-
-        The save's own is read where the shared one is damaged or gone.
-        """
+        """Reads the shared layout record, or the save's own copy if the shared one is damaged or missing."""
         ...
 
 
 @runtime_checkable
 class SupportsPipelinedWrites(Protocol):
-    """Extends `Tier` by chunks that are sent while others are stored."""
+    """Extends `Tier` by sending chunks before earlier ones are stored."""
 
     def send_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Sends a chunk; an error may be the previous one's.
-
-        Takes what `put_chunk` takes.
-        """
+        """Sends a chunk, with the arguments of `put_chunk`; an error may be that of an earlier chunk."""
         ...
 
     def wait_stored(self) -> None:
-        """Returns when every chunk sent is stored; raises as `put_chunk`.
+        """Waits until every chunk sent is stored; raises as `put_chunk` does.
 
-        Nothing else may be called between the first `send_chunk` and this.
+        No other method may be called between the first `send_chunk` and this one.
         """
         ...
 
 
 @runtime_checkable
 class SupportsChunkCopy(Protocol):
-    """Extends `Tier` by copying chunks between its own saves."""
+    """Extends `Tier` by copying chunks between saves within the tier."""
 
     def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
         """Copies a chunk of another save.
 
         Args:
-            source: The rank save that has the bytes.
-            save: The rank save that is written.
-            index: The chunk's number in both, from 0.
+            source: The rank save to copy from.
+            save: The rank save to write.
+            index: Index of the chunk in both, from 0.
 
         Returns:
-            Whether it did; `source` may have been dropped.
+            False if `source` does not have the chunk, because it may have been deleted.
 
         Raises:
-            CopyRefused: It never does for this account.
+            CopyUnsupported: The tier never copies for this account.
         """
         ...
 
 
 @runtime_checkable
 class SupportsPipelinedReads(Protocol):
-    """Extends `Tier` by reads that are asked for before they are taken."""
+    """Extends `Tier` by reads that are requested ahead of time."""
 
     def request_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
-        """Asks for a part of a chunk and returns.
+        """Requests a part of a chunk, with the arguments of `read_chunk`, and returns at once.
 
-        Takes what `read_chunk` takes. What was asked for is taken in the same order, before anything else is read. Any
-        other call, or an error, forgets what was asked for.
+        Requested parts must be received in the same order. Any other call, or an error, cancels all requests.
         """
         ...
 
     def receive_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
-        """Fills `into` with the oldest part asked for; raises as `read_chunk`.
+        """Receives the oldest requested part; raises as `read_chunk` does.
 
         Args:
-            save: The rank save that was asked for.
-            index: The chunk that was asked for.
-            into: As long as the part that was asked for.
+            save: The rank save of the request.
+            index: Index of the requested chunk.
+            into: Memory to fill, as long as the requested part.
         """
         ...
 
 
 # ---- verified reads --------------------------------------------------------------------------------------------------
-# Reads parts of a rank save from one copy and verifies them. What does not match raises Corrupt that names part and
-# place. The parts and their guards: the layout by its own name, digest table and values by the manifest, every block by
-# the table. Used by promotion and repair (`uploader`) and by restore.
+# Reads parts of a rank save from one copy and verifies them: the layout by its digest, the digest table and the values by
+# the manifest, and every block by the digest table. A mismatch raises Corrupt, which names the part and the tier. Used by
+# uploads and repairs (`uploader`) and by restores.
 
 
 def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
-    """The layout of a rank save."""
+    """Reads and verifies the layout of a rank save."""
     try:
         text = (
             tier.read_layout_of(manifest)
@@ -314,84 +287,81 @@ def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
         stream = read_layout(manifest.layout, text)
     except (Corrupt, ProtocolError) as error:
         raise Corrupt(f"layout {manifest.layout} at {tier.name} is damaged: {error}") from error
-    described = (manifest.stream_bytes, manifest.chunks, manifest.digests_bytes)
-    found = (stream.layout.stream_bytes, len(stream.layout.chunk_starts), stream.blocks * DIGEST_BYTES)
-    if described != found:
+    manifest_sizes = (manifest.stream_bytes, manifest.chunks, manifest.digests_bytes)
+    layout_sizes = (stream.layout.stream_bytes, len(stream.layout.chunk_starts), stream.blocks * DIGEST_BYTES)
+    if manifest_sizes != layout_sizes:
         raise Corrupt(f"the manifest of {manifest.save} and its layout {manifest.layout} describe different bytes")
     return stream
 
 
 def table_from(tier: Tier, manifest: RankManifest) -> bytes:
-    """The digest table."""
+    """Reads and verifies the digest table of a rank save."""
     table = bytes(tier.read_digests(manifest.save, 0, manifest.digests_bytes))
     check_digests(manifest, table, tier.name)
     return table
 
 
 def values_from(tier: Tier, manifest: RankManifest) -> bytes:
-    """The blob of plain values."""
+    """Reads and verifies the plain values of a rank save (JSON)."""
     values = tier.read_values(manifest.save)
     check_values(manifest, values, tier.name)
     return values
 
 
 def is_listed(tier: Tier, save: RankSave) -> bool:
-    """Whether a tier's index names a rank save.
+    """Whether a tier's index lists a rank save; False if the tier does not answer.
 
-    Tells a hole from an absent save: a part that is missing under its index entry never comes back, whereas an index
-    without the entry is that of a save dropped, or of a holder restarted, since it was read.
+    This separates an incomplete save from an absent one: a part that is missing although its save is listed never
+    reappears, while a save that is no longer listed was deleted, or its memory server restarted, since the index was read.
     """
     try:
-        named = (
+        manifests = (
             tier.manifests_of(save.checkpoint) if isinstance(tier, SupportsListingByCheckpoint) else tier.manifests()
         )
     except TierError:
         return False
-    return any(manifest.save == save for manifest in named)
+    return any(manifest.save == save for manifest in manifests)
 
 
 def chunk_from(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:
-    """A whole chunk, every block of it verified."""
+    """Reads a whole chunk and verifies every block of it."""
     data = memoryview(tier.read_chunk(manifest.save, index, 0, stream.layout.chunk_lengths()[index]))
     check_blocks(data, manifest, stream, table, (tier.name, index, stream.blocks_of_chunk(index)))
     return data
 
 
 def check_blocks(
-    data: memoryview, manifest: RankManifest, stream: Stream, table: bytes, what: tuple[str, int, range]
+    data: memoryview, manifest: RankManifest, stream: Stream, table: bytes, origin: tuple[str, int, range]
 ) -> None:
-    """Raises Corrupt unless `data` is exactly these blocks; `what` is (place, chunk, blocks)."""
-    place, chunk, blocks = what
-    wanted = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
-    bad = first_bad_block(data, stream.edges, blocks, wanted)
+    """Raises Corrupt unless `data` is exactly these blocks; `origin` is (place, chunk, blocks)."""
+    place, chunk, blocks = origin
+    expected_digests = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
+    bad = first_bad_block(data, stream.edges, blocks, expected_digests)
     if bad is not None:
         raise Corrupt(f"chunk {chunk} of {manifest.save} at {place} does not match its digest (block {bad})")
 
 
-# ---- bodies of uploads -----------------------------------------------------------------------------------------------
-# Presents several pieces of memory as one request body, without copies. Made by `s3` for each write.
+# ---- request bodies --------------------------------------------------------------------------------------------------
+# Presents several pieces of memory as one request body, without copying them. Used by `s3` for each write.
 
 
 class Body:
-    """Gives an HTTP client pieces of memory as a file.
-
-    Enough of a binary file for it, which may begin again for another try. Nothing is copied.
-    """
+    """Several pieces of memory as a binary file, from which an HTTP client sends; it can be rewound for a retry."""
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._pieces = [memoryview(piece).cast("B") for piece in pieces]
         self._size = sum(len(piece) for piece in self._pieces)
-        self._at = 0
+        self._position = 0
 
     def __len__(self) -> int:
         return self._size
 
     def checksum(self) -> str:
-        """Base64 of the CRC-32, as the protocol wants it."""
-        found = 0
+        """Returns the CRC-32 in base64, as the S3 protocol requires."""
+        crc = 0
         for piece in self._pieces:
-            found = crc32(piece, found)
-        return b64encode(found.to_bytes(4, "big")).decode()
+            crc = crc32(piece, crc)
+        return b64encode(crc.to_bytes(4, "big")).decode()
 
     def whole(self) -> bytes:
         return b"".join(self._pieces)
@@ -400,24 +370,21 @@ class Body:
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
 
     def read(self, size: int | None = -1) -> memoryview | bytes:
-        """Reads the rest of the piece it stands in.
-
-        However little was asked for: clients ask for 16 KiB, and send what comes.
-        """
+        """Reads to the end of the current piece whatever `size` is: clients ask for 16 KiB, and send any length."""
         if size == 0:
             return b""
         skipped = 0
         for piece in self._pieces:
-            if self._at < skipped + len(piece):
-                found = piece[self._at - skipped :]
-                self._at = skipped + len(piece)
-                return found
+            if self._position < skipped + len(piece):
+                piece_rest = piece[self._position - skipped :]
+                self._position = skipped + len(piece)
+                return piece_rest
             skipped += len(piece)
         return b""
