@@ -270,8 +270,9 @@ class AgentBackend:
             connection.close()
             raise SurefootError(f"cannot connect to the agent's socket {path}: {error}") from error
         link = cls(connection)
+        # the reader must run before Attach is sent, as it receives the reply
         link._reader.start()
-        link._send(attach)
+        link._send_message(attach)
         with link._changed:
             link._changed.wait_for(
                 lambda: link._attached is not None or link._broken_reason is not None, _ATTACH_SECONDS
@@ -295,6 +296,7 @@ class AgentBackend:
             return self._memory, self._grant.slots, self._grant.slot_bytes
         grant, fd = self._await_grant(slot_bytes)
         try:
+            # a restore in place may have mapped this very file already
             if self._mapping is None or self._mapping.file != os.fstat(fd).st_ino:
                 self._mapping = StagingMapping(fd)
         finally:
@@ -311,16 +313,18 @@ class AgentBackend:
         """
         with self._changed:
             self._staged_replies.begin()
-        self._send(line.FindStagedSaves(checkpoint))
+        self._send_message(line.FindStagedSaves(checkpoint))
         with self._changed:
             self._changed.wait_for(
                 lambda: self._staged_replies.complete or self._broken_reason is not None, _STAGED_SAVES_SECONDS
             )
             replies = self._staged_replies.end()
+            # this rank's own saves occupy slots: the newest must not be overwritten first
             self._staged_slots |= {
                 slot: checkpoint.step for own_reply, _ in replies[:1] for _, slot, *_ in own_reply.saves
             }
         saves_by_rank = {}
+        # the first reply is this rank's own memory, which becomes its staging memory; others are only read
         for reply_index, (reply, fd) in enumerate(replies):
             if fd is None:
                 continue
@@ -341,7 +345,7 @@ class AgentBackend:
         """Asks the agent for the complete list of memory servers; None if it is not known yet."""
         if not self.attached.is_partial:
             return self.attached.servers
-        self._send(line.RequestAllServers())
+        self._send_message(line.RequestAllServers())
         with self._changed:
             self._changed.wait_for(
                 lambda: self._servers is not None or self._broken_reason is not None, _SERVERS_SECONDS
@@ -368,18 +372,18 @@ class AgentBackend:
         with self._changed:
             self._busy_slots.add(message.slot)
             self._staged_slots[message.slot] = message.step
-        self._send(message)
+        self._send_message(message)
 
     def report_step(self, message: StepReport) -> None:
         """Reports a finished step, and makes the reader thread report metrics if a save was made or skipped."""
         with self._changed:
             self._last_step = max(self._last_step, message.progress.step)
-        self._send(message)
+        self._send_message(message)
         # metrics hardly change except by saves; the reader thread collects them, as training would have to wait
         self._has_new_metrics = self._has_new_metrics or message.skipped or message.progress.stall_seconds is not None
 
     def report_pause(self, message: PauseReport) -> None:
-        self._send(message)
+        self._send_message(message)
 
     def is_barrier_at(self, step: int) -> bool:
         """Returns whether an accepted or bound barrier is at this step."""
@@ -390,7 +394,7 @@ class AgentBackend:
 
     def wait_at_barrier(self, step: int) -> None:
         """Reports that the barrier is reached, and waits until it is cancelled or the connection breaks."""
-        self._send(BarrierReached(self.attached.generation, step))
+        self._send_message(BarrierReached(self.attached.generation, step))
         with self._changed:
             while self._barrier_step == step and self._broken_reason is None:
                 self._changed.wait(1.0)
@@ -404,15 +408,15 @@ class AgentBackend:
     ) -> None:
         with self._changed:
             self._last_step = max(self._last_step, step)
-        self._send(line.RestoreDone(step, source, size_bytes, seconds, odd))
+        self._send_message(line.RestoreDone(step, source, size_bytes, seconds, odd))
         self._report_metrics()
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
-        self._send(line.RestoreFailed(checkpoint, absent, detail))
+        self._send_message(line.RestoreFailed(checkpoint, absent, detail))
         self._report_metrics()
 
     def notify(self, reason: str, text: str) -> None:
-        self._send(line.TrainerNotice(reason, text))
+        self._send_message(line.TrainerNotice(reason, text))
 
     def flush(self, wait_seconds: float) -> bool:
         """Waits until every slot is free; returns whether that happened in time."""
@@ -426,7 +430,7 @@ class AgentBackend:
             return
         self._closing = True
         self._report_metrics()
-        self._send(line.Detach(step, offered))
+        self._send_message(line.Detach(step, offered))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():
@@ -444,7 +448,7 @@ class AgentBackend:
         """Requests staging memory from the agent; returns its description and file descriptor."""
         with self._changed:
             previous_grant, self._denied_reason = self._grant, None
-        self._send(line.RequestArena(slot_bytes))
+        self._send_message(line.RequestArena(slot_bytes))
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -472,14 +476,14 @@ class AgentBackend:
             self._has_new_metrics, self._next_report_seconds = False, time.monotonic() + _METRICS_SECONDS
             increases = self._metric_deltas.take()
             if increases:
-                self._send(line.MetricsReport(increases))
+                self._send_message(line.MetricsReport(increases))
 
     def _oldest_free_slot(self) -> int | None:
         """Returns the free slot with the oldest save: the other save may be restored until the next one is complete."""
         free = [slot for slot in range(self._slots) if slot not in self._busy_slots]
         return min(free, key=lambda slot: self._staged_slots.get(slot, -1), default=None)
 
-    def _send(self, message: line.FromTrainer) -> None:
+    def _send_message(self, message: line.FromTrainer) -> None:
         """Sends a message within a time limit; does nothing on a broken connection."""
         data = memoryview(add_frame(line.encode(message)))
         deadline = time.monotonic() + _SEND_SECONDS
@@ -513,6 +517,7 @@ class AgentBackend:
                 continue
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+                # a descriptor arrives with the first byte of its message, so before the message is complete
                 if fds:
                     self._fds += fds
                 messages = [line.decode(text) for text in frames.feed(data)]
@@ -528,7 +533,7 @@ class AgentBackend:
     def _apply_message(self, message: line.FromTrainer | line.ToTrainer) -> None:
         """Applies one message of the agent."""
         if isinstance(message, line.RequestCollectives):
-            self._send(describe_collectives(self.attached.rank, message.request))
+            self._send_message(describe_collectives(self.attached.rank, message.request))
             return
         reply: BarrierReply | None = None
         with self._changed:
@@ -560,7 +565,7 @@ class AgentBackend:
             self._changed.notify_all()
             if reply is not None:
                 # sent under the lock, so that the agent cannot receive a later step before this reply
-                self._send(reply)
+                self._send_message(reply)
 
     def _next_descriptor(self) -> int | None:
         """Returns the oldest received descriptor; None: the message carried none."""

@@ -55,6 +55,7 @@ class MetricSums:
         """Adds a trainer's increase; ignores new series beyond `MAX_SERIES`."""
         for name, labels, increase in grown:
             key = _sample_key(name, labels)
+            # a trainer runs foreign code, which must not be able to fill the agent's memory
             if key in self._sums or len(self._sums) < MAX_SERIES:
                 self._sums[key] = self._sums.get(key, 0.0) + increase
 

@@ -77,6 +77,7 @@ async def capture_stack(rank: int, pid: int, path: Path) -> CapturedStack:
             "",
             "its process writes no stacks: it is no Python program that surefoot started or that made a Checkpointer",
         )
+    # the file keeps earlier stacks: only text after its present end is the reply
     old_size = _file_size(path)
     try:
         send_main_thread(pid, SIGNAL)

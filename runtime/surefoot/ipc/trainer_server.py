@@ -113,7 +113,7 @@ class TrainerServer:
             os.umask(old_umask)
         self._listener.listen(128)
         self._listener.setblocking(False)
-        self._tasks.start(self._accept(), "accepting trainers")
+        self._tasks.start(self._accept_trainers(), "accepting trainers")
 
     def send(self, generation: int, rank: int | None, message: line.ToTrainer) -> None:
         """Sends a message to one attached rank of a generation, or to all of its ranks if `rank` is None."""
@@ -131,7 +131,7 @@ class TrainerServer:
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
-    async def _accept(self) -> None:
+    async def _accept_trainers(self) -> None:
         """Accepts connections until cancelled.
 
         Continues after errors: a process that ran out of descriptors gets some back, but a listener that has stopped
@@ -150,9 +150,9 @@ class TrainerServer:
                 await asyncio.sleep(_ACCEPT_BACKOFF.seconds(failures, random.random()))
                 continue
             failures = 0
-            self._tasks.start(self._serve(connection), "serving a trainer")
+            self._tasks.start(self._serve_trainer(connection), "serving a trainer")
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve_trainer(self, connection: socket.socket) -> None:
         """Serves one connection, and logs how it ended."""
         connection.setblocking(False)
         with connection:
@@ -165,9 +165,10 @@ class TrainerServer:
         """Admits the trainer, then passes on its messages until the connection ends."""
         frames = FrameDecoder()
         async with asyncio.timeout(_ATTACH_SECONDS):
-            first_messages = await _read(connection, frames)
+            first_messages = await _read_messages(connection, frames)
         if not first_messages:
             return
+        # one read may bring further messages after Attach: they are handled below
         attach = line.decode(first_messages[0])
         if not isinstance(attach, line.Attach):
             raise ProtocolError(f"the first message of a trainer is {type(attach).__name__}, not Attach")
@@ -178,13 +179,14 @@ class TrainerServer:
         trainer = TrainerConnection(connection, attach)
         trainer.send(reply)
         self._trainers.add(trainer)
+        # sending is a task of its own, so that a trainer that reads slowly does not block the reading of its messages
         pump = asyncio.create_task(trainer.pump())
         try:
             messages = first_messages[1:]
             while True:
                 for text in messages:
                     self._on_message(trainer, _decode_from_trainer(text))
-                messages = await _read(connection, frames)
+                messages = await _read_messages(connection, frames)
                 if not messages:
                     return
         finally:
@@ -208,7 +210,7 @@ def _decode_from_trainer(text: bytes) -> line.FromTrainer:
     return message
 
 
-async def _read(connection: socket.socket, frames: FrameDecoder) -> list[bytes]:
+async def _read_messages(connection: socket.socket, frames: FrameDecoder) -> list[bytes]:
     """Reads at least one message; returns none at the end of the connection."""
     loop = asyncio.get_running_loop()
     while True:

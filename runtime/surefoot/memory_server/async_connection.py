@@ -94,13 +94,14 @@ class AsyncServerConnection:
         """Sends one command, or several together, and returns the reply or replies; see `connection.Reply`."""
         if self._protocol is None:
             raise redis.exceptions.ConnectionError("no connection is open")
+        # an empty request only yields to other tasks
         if not request:
             await asyncio.sleep(0)
             return []
         if isinstance(request, list):
-            futures = [self._send(command) for command in request]
+            futures = [self._send_command(command) for command in request]
             return [_raise_connection_error(reply) for reply in await asyncio.gather(*futures, return_exceptions=True)]
-        return await self._send(request)
+        return await self._send_command(request)
 
     def close(self, error: Exception | None = None) -> None:
         """Closes the connection; outstanding commands fail with `error`."""
@@ -142,7 +143,7 @@ class AsyncServerConnection:
             )
         return tls_context(self._credentials.tls_ca)
 
-    def _send(self, command: Command) -> asyncio.Future[Any]:
+    def _send_command(self, command: Command) -> asyncio.Future[Any]:
         """Packs and sends one command."""
         assert self._protocol is not None, "checked by `exchange`"
         self.asked += 1
@@ -178,6 +179,7 @@ class _ReplyReader(asyncio.Protocol):
             raise redis.exceptions.ConnectionError(f"{MAX_UNDER_WAY} commands to it have no reply yet")
         assert self._transport is not None, "the loop sets it before it returns the connection"
         future: asyncio.Future[Any] = self._loop.create_future()
+        # the time limit counts from the first command after an idle time
         if not self._outstanding:
             self._last_data_seconds = self._reply_start_seconds = self._loop.time()
             self._unread = 0
@@ -190,6 +192,7 @@ class _ReplyReader(asyncio.Protocol):
         """Assigns complete replies to the oldest commands; ends the connection if the data is no reply."""
         self._last_data_seconds = self._loop.time()
         self._unread += len(data)
+        # a faulty server could otherwise fill this process' memory, or answer the next command with old data
         if self._unread > MAX_REPLY_BYTES or not self._outstanding:
             self.fail(
                 redis.exceptions.InvalidResponse(f"{self._unread} bytes arrived without a command, or as one reply")

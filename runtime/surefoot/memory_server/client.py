@@ -94,6 +94,7 @@ class FencedCalls:
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks, but {len(chunk_lengths)} chunk lengths were passed")
         doing = f"committing {save}"
+        # try to add a new entry first: an entry that is there already is rare
         result = yield from self._run_script(
             scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), text, "", *lengths]
         )
@@ -117,6 +118,7 @@ class FencedCalls:
         Data that an interrupted call leaves has no index entry and is swept later.
         """
         names = scripts.names_of(self._job, save, chunks)
+        # the entry goes with the first portion: from then on nothing refers to the data
         first_names = list(islice(names, _MAX_KEYS_PER_CALL))
         result = yield from self._run_script(scripts.DROP, writer_epoch, first_names, [scripts.index_field(save)])
         self._expect_ok(result, f"deleting {save}")
@@ -161,6 +163,7 @@ class FencedCalls:
         script, limits = (scripts.READ, []) if most_entries is None else (scripts.LOOK, limits_of(most_entries))
         result = yield from self._run_script(script, 0, [scripts.watermark_key(self._job)], limits)
         self._expect_ok(result, "reading the index")
+        # an unchanged reply, compared as bytes, needs no parsing at all
         if only is None and self._last_reading is not None and self._last_reading[0] == result:
             return self._last_reading[1]
         with translate_parse_errors(str(self), "reading the index"):
@@ -173,6 +176,7 @@ class FencedCalls:
                 parsed_entry = known_entries.get(name)
                 if parsed_entry is None or parsed_entry[0] != text:
                     parsed_entry = (text, _parse_entry(name, text))
+                    # an empty request lets the event loop serve other jobs in between
                     if len(parsed) % _ENTRIES_PER_PAUSE == _ENTRIES_PER_PAUSE - 1:
                         yield []
                 parsed[name] = parsed_entry
@@ -193,6 +197,7 @@ class FencedCalls:
                 damaged=tuple(damaged),
                 refused=tuple(refused),
             )
+        # shared only after the whole index was parsed, so that an error leaves nothing half known
         if known is not None:
             known.update(parsed)
         if only is None:

@@ -70,8 +70,9 @@ def reply_into(sock: socket.socket, into: memoryview) -> int:
     header_bytes = 0
     while header_bytes < len(head) and b"\r\n" not in head[:header_bytes]:
         header_bytes += _receive_some(sock, memoryview(head)[header_bytes:], 0)
+    # the usual case, received directly into the caller's memory
     if head == expected:
-        _fill(sock, into)
+        _receive_all(sock, into)
         _read_line_end(sock)
         return len(into)
     return _read_other_reply(sock, bytes(head[:header_bytes]), into)
@@ -90,7 +91,7 @@ def _read_other_reply(sock: socket.socket, start: bytes, into: memoryview) -> in
         )
     length = max(0, int(text[1:]))
     into[: min(length, len(value_start))] = value_start[:length]
-    _fill(sock, into[min(length, len(value_start)) : length])
+    _receive_all(sock, into[min(length, len(value_start)) : length])
     return length
 
 
@@ -102,7 +103,7 @@ def _redis_error(text: str) -> Exception:
     return error
 
 
-def _fill(sock: socket.socket, view: memoryview) -> None:
+def _receive_all(sock: socket.socket, view: memoryview) -> None:
     """Receives bytes until the view is full."""
     flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
     while view:
@@ -112,7 +113,7 @@ def _fill(sock: socket.socket, view: memoryview) -> None:
 def _read_line_end(sock: socket.socket) -> None:
     """Reads the line end after a string."""
     end = bytearray(2)
-    _fill(sock, memoryview(end))
+    _receive_all(sock, memoryview(end))
     if end != b"\r\n":
         raise redis.exceptions.ConnectionError("a reply is longer than its length field states")
 
@@ -343,9 +344,9 @@ class RespConnection:
 
     def run_exchange(self, dialogue: Dialogue[T]) -> T:
         """Runs a dialogue to its end; each of its commands has the time limit of a call."""
-        return run_exchange(dialogue, self._exchange)
+        return run_exchange(dialogue, self._exchange_request)
 
-    def _exchange(self, request: Reply) -> Any:
+    def _exchange_request(self, request: Reply) -> Any:
         """Sends a request of a dialogue and returns the reply or replies."""
         if not isinstance(request, list):
             return self.call(*request)
@@ -419,6 +420,7 @@ class RespConnection:
 
     def _open_socket(self) -> socket.socket:
         """Opens the connection if needed and returns its socket, with all limits set."""
+        # redis-py closes the socket by itself after errors, and with it all outstanding replies are lost
         if self._connection._sock is None:
             self._awaited_replies = 0
             self._connection.connect()

@@ -214,6 +214,7 @@ class AdminCalls:
         keys = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
+            # scripts are lost with a restart, and loading them again is harmless
             loaded = yield [("SCRIPT LOAD", script.source) for script in scripts.ALL]
             for script, digest in zip(scripts.ALL, loaded, strict=True):
                 if isinstance(digest, Exception):
@@ -230,6 +231,7 @@ class AdminCalls:
                     f"{self.where}: {result[1].decode(errors='replace')} is not a number, it was overwritten or damaged;"
                     " restart that Redis, the other copies are not affected"
                 )
+            # last, so that no client can log in before fence and scripts are in place
             if account.user:
                 yield ("ACL SETUSER", account.user, *_account_rules(job, account.password))
         return instance
@@ -243,6 +245,7 @@ class AdminCalls:
         """Removes the job's account and then all its keys; a missing account or key is no error."""
         doing = f"removing job {job}"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
+            # the account first: a worker that is still connected cannot write new keys after the scan
             if user:
                 yield ("ACL DELUSER", user)
             cursor = 0
@@ -272,6 +275,7 @@ class AdminCalls:
         doing = f"looking for leftovers of job {job}"
         leftovers: defaultdict[RankSave, list[str]] = defaultdict(list)
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
+            # the index before the keys: a save that is committed in between is listed, and SWEEP spares it
             indexed = {_decode_name(name) for name in (yield from self._index_fields(job))}
             cursor, listed_count = 0, 0
             while True:

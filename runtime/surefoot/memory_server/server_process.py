@@ -234,6 +234,7 @@ def start(
         instance = _wait_for_reply(settings, process)
         if settings.fill_bytes:
             fill(settings)
+    # whatever failed, no server may stay without an owner
     except BaseException:
         process.kill()
         process.wait()
@@ -268,6 +269,7 @@ def _wait_for_reply(settings: ServerSettings, process: subprocess.Popen[bytes]) 
             except TierUnavailable as error:
                 problem = error
             else:
+                # the port may still belong to an older server, to which the administrator's password also fits
                 if pid == process.pid:
                     return instance
             time.sleep(0.005)  # a server gives no sign that it listens, except its reply

@@ -36,9 +36,17 @@ T = TypeVar("T")
 FLAT = "flat"
 """Metadata key of a dataclass field whose own fields are written into the enclosing object."""
 
-_AT = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
-_PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-_KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object", type(None): "null"}
+_LOCATION = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
+_PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_JSON_TYPE_NAMES = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class TypeMismatch(Exception):
 
 def hints_of(cls: type[Any]) -> Mapping[str, Any]:
     """Returns the type hints of a dataclass, resolved once."""
-    return _hints(typing.cast(Hashable, cls))
+    return _resolve_hints(typing.cast(Hashable, cls))
 
 
 def build_struct(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
@@ -80,19 +88,19 @@ def build_struct(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None
         shape: How it is represented.
         tag: Makes it a message, with this text in its field `type` and the version in `v`; None: no message.
     """
-    return _mirror(typing.cast(Hashable, cls), shape, tag)
+    return _build_mirror(typing.cast(Hashable, cls), shape, tag)
 
 
 @functools.cache
-def _hints(cls: Hashable) -> Mapping[str, Any]:
+def _resolve_hints(cls: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 
 
 @functools.cache
-def _mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
+def _build_mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
     cls = typing.cast(type[Any], dataclass_type)
     flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
-    fields = [*([] if tag is None else [("v", int)]), *_fields(cls, shape)]
+    fields = [*([] if tag is None else [("v", int)]), *_mirror_fields(cls, shape)]
     fields.sort(key=lambda field: len(field) > 2)  # a struct's fields with a default must follow those without
     return msgspec.defstruct(
         cls.__name__,
@@ -116,7 +124,7 @@ def require_type(mirror: Any, body: object) -> Any:
     try:
         return msgspec.convert(body, mirror)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
-        raise _misfit(str(error), mirror, body) from error
+        raise _to_type_mismatch(str(error), mirror, body) from error
 
 
 def to_dataclass(cls: type[T], struct: msgspec.Struct) -> T:
@@ -124,27 +132,27 @@ def to_dataclass(cls: type[T], struct: msgspec.Struct) -> T:
     return msgspec.convert(struct, cls, from_attributes=True)
 
 
-def _fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
+def _mirror_fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
     for field in dataclasses.fields(cls):
         hint = hints_of(cls)[field.name]
         if FLAT in field.metadata:
-            yield from _fields(hint, shape)
+            yield from _mirror_fields(hint, shape)
         else:
-            mirrored = _mirrored(hint, shape)
-            yield field.name, mirrored, *_default(field, mirrored)
+            mirrored = _mirror_type(hint, shape)
+            yield field.name, mirrored, *_field_default(field, mirrored)
 
 
-def _mirrored(hint: Any, shape: JsonShape) -> Any:
+def _mirror_type(hint: Any, shape: JsonShape) -> Any:
     if dataclasses.is_dataclass(hint):
         return build_struct(typing.cast(type[Any], hint), shape)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None or origin is Literal:
         return hint
-    inner = tuple(argument if argument is Ellipsis else _mirrored(argument, shape) for argument in arguments)
+    inner = tuple(argument if argument is Ellipsis else _mirror_type(argument, shape) for argument in arguments)
     return Union[inner] if origin in (Union, types.UnionType) else origin[inner]  # noqa: UP007  made of a list
 
 
-def _default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
+def _field_default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
     if field.default_factory is not dataclasses.MISSING:
         return (msgspec.field(default_factory=field.default_factory),)
     if field.default is dataclasses.MISSING:
@@ -154,17 +162,17 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
     return (field.default,)
 
 
-def _misfit(error_text: str, mirror: Any, body: object) -> TypeMismatch:
+def _to_type_mismatch(error_text: str, mirror: Any, body: object) -> TypeMismatch:
     """Converts msgspec's error, which names no value and writes `...` for a mapping's key."""
-    location = _AT.fullmatch(error_text)
-    sentence, steps = (location[1], _PART.findall(location[2])) if location is not None else (error_text, [])
+    location = _LOCATION.fullmatch(error_text)
+    sentence, steps = (location[1], _PATH_STEP.findall(location[2])) if location is not None else (error_text, [])
     actual_kind = re.search(r"got `(\w+)`", sentence)
     path, value, hint = "", body, mirror
     for name, index in steps:
-        value, key = _inner(value, name or index, actual_kind[1] if actual_kind is not None else "")
+        value, key = _value_at(value, name or index, actual_kind[1] if actual_kind is not None else "")
         path += f".{key}" if name else f"[{key}]"
         hint = _hint_at(hint, name)
-    names = _names(hint)
+    names = _known_field_names(hint)
     if "unknown field" in sentence and isinstance(value, dict):
         foreign = min((key for key in value if key not in names), key=str, default="?")
         return TypeMismatch(path, f"has no field {short_repr(foreign)}", str(foreign))
@@ -173,11 +181,11 @@ def _misfit(error_text: str, mirror: Any, body: object) -> TypeMismatch:
     return TypeMismatch(path, _describe_mismatch(sentence, value, hint))
 
 
-def _inner(value: object, key: str, kind: str) -> tuple[object, str]:
+def _value_at(value: object, key: str, kind: str) -> tuple[object, str]:
     """Returns the value under `key` and the key; for the key `...` of a mapping, the first value of type `kind`."""
     if key == "..." and isinstance(value, dict):
         for name, item in value.items():
-            if _KINDS.get(type(item)) == kind:
+            if _JSON_TYPE_NAMES.get(type(item)) == kind:
                 return item, short_repr(name)
         return None, "…"
     if isinstance(value, dict):
@@ -199,7 +207,7 @@ def _hint_at(hint: Any, name: str) -> Any:
     return None
 
 
-def _names(hint: Any) -> set[str]:
+def _known_field_names(hint: Any) -> set[str]:
     names = {"v", "type"}
     for option in (hint, *get_args(hint)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
@@ -241,7 +249,7 @@ class Codec:
         self._types = {cls.__name__: cls for cls in message_types}
         self._version = version
         self._plain_texts = plain_texts
-        self._beginning = f'{{"v":{version},'
+        self._expected_start = f'{{"v":{version},'
         mirrors = tuple(build_struct(cls, tag=cls.__name__) for cls in message_types)
         self._decoder = msgspec.json.Decoder(Union[mirrors])  # noqa: UP007  made of a list
 
@@ -249,6 +257,7 @@ class Codec:
         """Encodes a message as JSON."""
         cls = type(message)
         body = msgspec.to_builtins(message)
+        # msgspec writes inlined fields as an object of their own: lift them
         for field in dataclasses.fields(cls):
             if FLAT in field.metadata:
                 body |= body.pop(field.name)
@@ -258,14 +267,15 @@ class Codec:
         """Decodes a message; raises ProtocolError that names what does not fit."""
         try:
             text = text if isinstance(text, str) else text.decode()
-            if text.startswith(self._beginning) and (not self._plain_texts or is_plain_json(text)):
+            # the quick path: our own peers write the version first, and mostly no escapes
+            if text.startswith(self._expected_start) and (not self._plain_texts or is_plain_json(text)):
                 struct = self._decoder.decode(text)
                 return to_dataclass(self._types[type(struct).__name__], struct)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             pass  # not as our own peers write it: the slower path below accepts it or names the fault
-        return self._read(text)
+        return self._decode_slowly(text)
 
-    def _read(self, text: str | bytes) -> Any:
+    def _decode_slowly(self, text: str | bytes) -> Any:
         try:
             bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)
@@ -273,6 +283,7 @@ class Codec:
             raise ProtocolError(f"cannot decode a message, it is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise ProtocolError(f"cannot decode a message: it is a JSON {type(body).__name__}, not an object")
+        # the version before the type: another version may have renamed the type
         version, name = body.get("v"), body.get("type")
         if type(version) is not int:
             raise ProtocolError(
@@ -289,21 +300,21 @@ class Codec:
         try:
             struct = require_type(mirror, body)
             if self._plain_texts:  # after the type check, which limits how deep this recursion can go
-                struct = require_type(mirror, _written_out(msgspec.to_builtins(struct)))
+                struct = require_type(mirror, _escape_texts(msgspec.to_builtins(struct)))
         except TypeMismatch as mismatch:
             of_version = f" in version {version}" if mismatch.foreign is not None else ""
             raise ProtocolError(f"{cls.__name__}{mismatch.path} {mismatch.reason}{of_version}") from mismatch
         return to_dataclass(cls, struct)
 
 
-def _written_out(value: Any) -> Any:
+def _escape_texts(value: Any) -> Any:
     """Returns `value` with control characters escaped in all its texts, field names included."""
     if isinstance(value, str):
         return escape_control_characters(value)
     if isinstance(value, (list, tuple)):
-        return [_written_out(item) for item in value]
+        return [_escape_texts(item) for item in value]
     return (
-        {escape_control_characters(key): _written_out(item) for key, item in value.items()}
+        {escape_control_characters(key): _escape_texts(item) for key, item in value.items()}
         if isinstance(value, dict)
         else value
     )

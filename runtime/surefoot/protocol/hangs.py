@@ -83,6 +83,7 @@ def find_outlier(collectives: Iterable[Collective]) -> CollectiveOutlier | None:
     idle_ranks = [rank for rank, calls in calls_by_rank.items() if not any(c.waits for c in calls)]
     if len(idle_ranks) == 1 and len(calls_by_rank) > 1:
         return _find_not_entered(calls_by_rank, idle_ranks[0])
+    # several idle ranks, or a single rank: no one can be named by comparison
     if idle_ranks or len(calls_by_rank) < 2:
         return None
     return (
@@ -132,6 +133,7 @@ def _find_different_calls(calls_by_rank: CallsByRank) -> CollectiveOutlier | Non
     disagreements = [
         (call_key, ranks_by_call) for call_key, ranks_by_call in ranks_by_kind.items() if len(ranks_by_call) > 1
     ]
+    # disagreement in several groups does not identify the first one
     if len(disagreements) != 1:
         return None
     ((group, number), ranks_by_call), *_ = disagreements
@@ -156,6 +158,7 @@ def _find_in_other_collective(calls_by_rank: CallsByRank) -> CollectiveOutlier |
         return None
     rank = next(rank for rank, waiting_calls in waits_by_rank.items() if waiting_calls == set_counts[1][0])
     other_rank = next(rank for rank, waiting_calls in waits_by_rank.items() if waiting_calls == set_counts[0][0])
+    # the same kind of call in the same group is a delay; anything else is another path in the program
     outlier_call, call = _newest_waiting(calls_by_rank[rank]), _newest_waiting(calls_by_rank[other_rank])
     same_group = outlier_call.group == call.group and outlier_call.pairwise == call.pairwise
     if same_group and not call.pairwise and outlier_call.number > call.number:

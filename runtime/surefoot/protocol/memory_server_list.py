@@ -35,6 +35,7 @@ def known_transitions(
     """
     if message.is_partial or has_all:
         return ((sent, message.servers),)
+    # servers that no longer exist are removed first; the complete list then follows as a change from nothing
     present = frozenset(message.servers)
     return ((sent, tuple(endpoint for endpoint in sent if endpoint in present)), ((), message.servers))
 
@@ -61,6 +62,7 @@ class MemoryServerList:
 
     def _apply_changes(self, changes: MemoryServerChanges) -> None:
         for instance in changes.removed:
+            # a lost or repeated change would otherwise go unnoticed until a restore misses a server
             if self._sent.pop(instance, None) is None:
                 raise ProtocolError(
                     f"{instance} was removed from the list of memory servers, but was never sent on this connection: the agent connects again to get the whole list"

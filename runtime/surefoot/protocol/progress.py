@@ -55,23 +55,24 @@ class RecentValues:
             return None
         median = statistics.median(self.values)
         deviation = _OF_MAD * statistics.median(abs(value - median) for value in self.values)
+        # constant losses have a deviation of 0, which would make any change a spike
         deviation = max(deviation, _MIN_SHARE * abs(median))
         return median + DEVIATIONS * deviation if deviation > 0 else None
 
 
-def spike_text(name: str, value: float, before: RecentValues) -> str:
+def spike_text(name: str, value: float, earlier: RecentValues) -> str:
     """Describes a spike in a sentence; empty if the value is none.
 
     Args:
         name: The quantity's name, as `loss`.
         value: Its value in the present step; one that is not finite is a spike as soon as there is a limit.
-        before: The values of earlier steps.
+        earlier: The values of earlier steps.
     """
-    limit = before.limit()
+    limit = earlier.limit()
     if limit is None or value <= limit:
         return ""
-    median = statistics.median(before.values)
-    return f"{name} is {value:.4g}: the median of the last {len(before.values)} steps is {median:.4g}, and more than {limit:.4g} is a spike"
+    median = statistics.median(earlier.values)
+    return f"{name} is {value:.4g}: the median of the last {len(earlier.values)} steps is {median:.4g}, and more than {limit:.4g} is a spike"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +155,27 @@ class RankActivity(NamedTuple):
         return self.busy_observations / self.observations if self.observations else 0.0
 
 
-def subtract(before: RankActivity, now: RankActivity) -> RankActivity | None:
+def subtract(earlier: RankActivity, current: RankActivity) -> RankActivity | None:
     """Returns the activity between two totals; None if they are not of the same count, as after a restart."""
-    if (before.rank, before.work) != (now.rank, now.work):
+    if (earlier.rank, earlier.work) != (current.rank, current.work):
         return None
     observations, busy_observations, samples = (
-        now.observations - before.observations,
-        now.busy_observations - before.busy_observations,
-        now.samples - before.samples,
+        current.observations - earlier.observations,
+        current.busy_observations - earlier.busy_observations,
+        current.samples - earlier.samples,
     )
+    # totals only grow: a smaller one belongs to a restarted rank
     if min(observations, busy_observations, observations - busy_observations, samples) < 0:
         return None
-    earlier_counts = line_totals((before,))
-    lines = ((*line, count - earlier_counts.get(line, 0)) for line, count in line_totals((now,)).items())
+    earlier_counts = line_totals((earlier,))
+    lines = ((*line, count - earlier_counts.get(line, 0)) for line, count in line_totals((current,)).items())
     return RankActivity(
-        now.rank, now.work, observations, busy_observations, samples, tuple(entry for entry in lines if entry[-1] > 0)
+        current.rank,
+        current.work,
+        observations,
+        busy_observations,
+        samples,
+        tuple(entry for entry in lines if entry[-1] > 0),
     )
 
 
@@ -271,6 +278,7 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
     if not ranks:
         return NO_PROGRESS
     loss_checks = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
+    # a value that is not finite outweighs a spike, whichever is newer
     worst = max(ranks, key=lambda rank: (rank.anomaly_kind == "not-finite", rank.anomaly_step))
     samples = [rank.step_samples for rank in ranks if rank.step_samples is not None]
     return replace(

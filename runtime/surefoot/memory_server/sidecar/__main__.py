@@ -50,16 +50,16 @@ class _RequestHandler(BaseHTTPRequestHandler):
         node = self.server.node
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._reply(200, render_metrics(node.states))
+                self._send_reply(200, render_metrics(node.states))
             case "/readyz":
                 reason = node.reason
-                self._reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
+                self._send_reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
             case "/healthz":
-                self._reply(200, b"alive\n")
+                self._send_reply(200, b"alive\n")
             case _:
-                self._reply(404, b"/metrics, /readyz or /healthz\n")
+                self._send_reply(404, b"/metrics, /readyz or /healthz\n")
 
-    def _reply(self, code: int, body: bytes) -> None:
+    def _send_reply(self, code: int, body: bytes) -> None:
         """Sends a complete reply."""
         self.send_response(code)
         self.send_header("Content-Type", _TEXT)

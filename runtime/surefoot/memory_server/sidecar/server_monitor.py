@@ -78,7 +78,7 @@ class Watch:
             except Exception as error:  # noqa: BLE001  the thread must survive, or the last state would stay for ever
                 self._mark_down(f"cannot poll {self._where}: {error!r}", error)
             self.ended.wait(self._settings.poll_seconds)
-        self._close()
+        self._close_connection()
 
     def look(self) -> None:
         """Polls once, and prefaults the memory of a new instance.
@@ -90,9 +90,10 @@ class Watch:
         with translate_redis_errors(self._where, "polling it"):
             self._store_figures(wire)
         instance = self.seen.info.get("run_id", "")
+        # a new run id means an empty server, whose pages the kernel has not provided yet
         if instance != self._instance:
             self.seen = replace(self.seen, ready=False, reason="its memory is being prefaulted", filled_bytes=0)
-            self._prefault(wire)
+            self._prefault_memory(wire)
             self._instance = instance
         if self._settings.tls_folder:
             self._load_renewed_certificate(wire)
@@ -111,7 +112,7 @@ class Watch:
             _log.info("%s has loaded its renewed certificate", self._where)
         self._certificate = content
 
-    def _prefault(self, wire: RespConnection) -> None:
+    def _prefault_memory(self, wire: RespConnection) -> None:
         """Prefaults the memory of a server without keys, until a job gets an account."""
         with translate_redis_errors(self._where, "prefaulting its memory"):
             start_seconds = time.monotonic()
@@ -145,6 +146,7 @@ class Watch:
         """Returns whether prefaulting may continue: the monitor runs, and no job has stored a key."""
         if self.ended.is_set():
             return False
+        # prefaulting may take longer than a poll interval: keep the metrics current
         if time.monotonic() - self._polled_seconds > self._settings.poll_seconds:
             self._store_figures(wire)
         own_keys = written + int(wire.call("EXISTS", scripts.FILLING_KEY))
@@ -173,10 +175,10 @@ class Watch:
         """Marks the server as not replying, and logs the reason if it is a new one."""
         if self.seen.reason != reason:
             _log.warning("%s", reason, exc_info=error)
-        self._close()
+        self._close_connection()
         self.seen = Seen(reason=reason)
 
-    def _close(self) -> None:
+    def _close_connection(self) -> None:
         """Closes the connection, so that the next poll reads the mounted files again."""
         if self._wire is not None:
             self._wire.close()

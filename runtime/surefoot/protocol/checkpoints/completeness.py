@@ -50,11 +50,13 @@ def _describe_coverage_fault(shape: tuple[int, ...], pieces: Sequence[Piece]) ->
         return "a piece has another number of dimensions"
     if any(n < 0 for p in pieces for n in p.lengths):
         return "a piece has a negative length"
+    # the number of elements is cheap to check, and the checks below rely on it
     tensor_elements, saved_elements = prod(shape), sum(prod(p.lengths) for p in pieces)
     if tensor_elements == 0:
         return None
     if saved_elements != tensor_elements:
         return f"{short_repr(saved_elements)} of {short_repr(tensor_elements)} elements saved"
+    # then every piece must be inside the tensor, or corners outside could cancel each other
     nonempty_pieces = [p for p in pieces if prod(p.lengths)]  # a piece without elements covers nothing, wherever it is
     if any(o < 0 or o + n > s for p in nonempty_pieces for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
         return "a piece extends beyond the tensor"
@@ -120,10 +122,12 @@ def on_lineage(lineage: Lineage, checkpoint: Checkpoint, generation: int) -> boo
     last_step: int | None = None  # steps above this were cut off by a later branch
     while entry is not None:
         parent_step = entry.parent.step if entry.parent else 0
+        # the generation's own saves count from its parent up to the next branch
         if checkpoint.generation == entry.generation:
             return checkpoint.step > parent_step and (last_step is None or checkpoint.step <= last_step)
         if entry.parent is None:
             return False
+        # older ones count only up to the earliest branching point passed so far
         last_step = entry.parent.step if last_step is None else min(last_step, entry.parent.step)
         if checkpoint == entry.parent:
             return checkpoint.step <= last_step  # true also if the entry of the checkpoint's own generation was pruned
@@ -295,6 +299,7 @@ def _agreed_layout_digests(ranks: Mapping[int, list[RankManifest]]) -> frozenset
     world_size = next(iter(ranks.values()))[0].world_size
     if not has_every_rank(ranks, world_size):
         return None
+    # copies of a rank must agree, or a restore could mix two different saves
     for copies in ranks.values():
         if any(m.world_size != world_size or not m.same_bytes_as(copies[0]) for m in copies):
             return None
@@ -335,6 +340,7 @@ def _world_size_matches(lineage: Lineage, checkpoint: Checkpoint, ranks: int) ->
 def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[MemoryServerInstance, str]) -> int:
     """Counts the failure domains that have a rank's save in memory; returns the lowest count over all ranks."""
     cached = reading._copies.get(checkpoint)
+    # the cache is valid for one mapping of domains, compared by identity, which costs nothing
     if cached is None or cached[0] is not domains:
         ranks = reading.having().get(checkpoint, {})
         world_size = max(

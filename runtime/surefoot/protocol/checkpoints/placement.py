@@ -86,8 +86,10 @@ def replica_groups(
         ungrouped = set(tree.group_names(ordered))
         groups += tree.groups
         ordered = [item for item in ordered if item[1] in ungrouped]
+    # fewer names than a group's size are left: they become additional members
     for position, (_, name) in enumerate(ordered):
         groups[position % len(groups)].append(name)
+    # then swap members of groups that are at one place, in zones before racks
     for level in range(depth):
         _swap_members_apart(groups, {name: path[: level + 1] for name, path in paths.items()})
     return [tuple(group) for group in groups]
@@ -119,6 +121,7 @@ class _HashTree:
         """Groups names, which are ordered by hash, as far as possible; returns the names without a group."""
         if len(ordered) < 2 or bit < 0:
             return self._add_groups([name for _, name in ordered])
+        # split at the highest bit in which hashes of this branch can differ
         fork = (ordered[0][0] >> (bit + 1) << (bit + 1)) | (1 << bit)
         fork_position = bisect_left(ordered, (fork, ""))
         ungrouped = self.group_names(ordered[:fork_position], bit - 1) if fork_position else []
@@ -137,6 +140,7 @@ class _HashTree:
         while len(largest) >= self._places_per_group and ungrouped >= self._size:
             group: list[str] = []
             while len(group) < self._size:
+                # taking from the places with most names keeps the rest as mixed as possible
                 largest_places = [heappop(largest) for _ in range(min(len(largest), self._size - len(group)))]
                 group += [by_place[place].pop() for _, place in largest_places]
                 for count, place in largest_places:
@@ -159,6 +163,7 @@ def _swap_members_apart(groups: list[list[str]], places: Mapping[str, Path]) -> 
         changed, next_group = False, defaultdict[Path, int](int)
         for group in groups:
             for name in _members_sharing_place(group, places):
+                # each place continues at the group where it last had no partner, or this would be quadratic
                 while next_group[places[name]] < len(groups):
                     other = groups[next_group[places[name]]]
                     partner = _swap_partner(group, name, other, places)
@@ -184,6 +189,7 @@ def _swap_partner(group: Sequence[str], name: str, other: Sequence[str], places:
     if places[name] in other_places:
         return None
     candidates = [candidate for candidate in other if places[candidate][:-1] == places[name][:-1]]
+    # best is a place that is new to this group, else one that the other group has twice
     new_places = (candidate for candidate in candidates if places[candidate] not in own_places)
     return next(
         new_places, next((candidate for candidate in candidates if other_places.count(places[candidate]) > 1), None)
@@ -209,7 +215,7 @@ def assign_targets(
     round_robin = _RoundRobin(servers)
     domains = {node: next(iter(by_index.values())).domain for node, by_index in servers.items()}
     nodes_by_worker = _choose_nodes(worker_nodes, domains, replicas, topology)
-    return {index: round_robin.targets(nodes, local_ranks) for index, nodes in nodes_by_worker.items()}
+    return {index: round_robin.next_targets(nodes, local_ranks) for index, nodes in nodes_by_worker.items()}
 
 
 def servers_per_node(endpoints: Iterable[MemoryServerEndpoint]) -> int:
@@ -244,6 +250,7 @@ def _choose_nodes(
         group = groups[group_index]
         start = group.index(home_domain) if home_domain is not None else 0
         picks: list[tuple[int, str]] = []
+        # of each domain in the group, one node: the worker's own at home, elsewhere the least loaded
         for domain in (*group[start:], *group[:start]):
             pick = node if domain == home_domain else by_domain[domain][node_loads[domain].least_loaded()]
             picks.append((node_loads[domain].of[position_of[pick]], pick))
@@ -287,10 +294,11 @@ class _RoundRobin:
         self._count = servers_per_node(chain(*(by_index.values() for by_index in servers.values())))
         self._turn: dict[str, int] = defaultdict(int)
 
-    def targets(self, nodes: Sequence[str], local_ranks: int) -> RankTargets:
+    def next_targets(self, nodes: Sequence[str], local_ranks: int) -> RankTargets:
         """Returns the servers on these nodes for each of the next `local_ranks` ranks."""
         if self._count == 1:
             return (tuple(self._present[node][0] for node in nodes),)
+        # the turns are fixed before any rank is assigned, so all ranks of a worker get adjacent ones
         first_turns = [self._turn[node] for node in nodes]
         for node in nodes:
             self._turn[node] += local_ranks

@@ -150,10 +150,10 @@ def _decode_spread(body: Any) -> Spread | None:
                 int(base),
                 tuple(sizes),
                 tuple(strides),
-                tuple(listed),
+                tuple(listed_ranks),
                 tuple(None if c is None else tuple(c) for c in cuts),
             )
-            for base, sizes, strides, listed, cuts in rules
+            for base, sizes, strides, listed_ranks, cuts in rules
         ),
         tuple(of),
         tuple(lowest),
@@ -226,6 +226,7 @@ class RankManifest:
         """Decodes a manifest; raises ProtocolError if it is damaged, OutOfBounds if a number is too large."""
         bounds.check_json("a rank manifest", text, bounds.MAX_MANIFEST_BYTES, bounds.MAX_MANIFEST_VALUES)
         body = _decode_record(text, "rank manifest")
+        # before any field is read: a flipped bit may still be valid JSON
         if not _matches_checksum(text, body.pop("crc32", None), body):
             raise ProtocolError("a rank manifest does not match its checksum; this copy is damaged, use another one")
         try:
@@ -248,6 +249,7 @@ class RankManifest:
             raise ProtocolError(
                 f"cannot decode a rank manifest: {shorten(repr(error))}; this copy is damaged, use another one"
             ) from error
+        # after parsing, since an error of the bounds should name the save
         manifest.check_bounds()
         return manifest
 
@@ -307,6 +309,7 @@ def _check_layout(layout: Layout) -> None:
         for piece in tensor.pieces:
             for numbers in (piece.offsets, piece.lengths, piece.tile):
                 bounds.check(record, "the number of dimensions", len(numbers), bounds.MAX_DIMENSIONS)
+    # one pass over all numbers: JSON also allows floats and booleans, which would pass a comparison
     number_tuples = (layout.chunk_starts, *(numbers for t in layout.tensors for numbers in _numbers_of(t)))
     if any(type(n) is not int or not 0 <= n <= bounds.MAX_COUNT for numbers in number_tuples for n in numbers):
         raise OutOfBounds(record, "a shape, an offset or a length", "no number of elements", f"0 to {bounds.MAX_COUNT}")
@@ -347,6 +350,7 @@ def _decode_record(text: str | bytes, record: str) -> dict[str, Any]:
         raise ProtocolError(
             f"cannot decode a {record}, it is not JSON ({error}); this copy is damaged, use another one"
         ) from error
+    # the version comes first, as other fields may have another meaning in it
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         format_version = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise ProtocolError(

@@ -28,6 +28,7 @@ class RetentionInputs:
     """The present state of the job, as far as the rules of retention depend on it."""
 
     lineage: Lineage
+    """Lineage of the present generation."""
     generation: int
     """The present generation."""
     claimed: bool
@@ -114,9 +115,11 @@ def deletable_checkpoints(
         if (c.step < inputs.protected_step or c in inputs.superseded) and c not in unrestorable
     ]
     retained_count = max(0, keep - 1)
+    # the newest `keep` - 1 superseded ones stay in addition to the protected one
     deletable = set(superseded[: len(superseded) - retained_count] if retained_count else superseded)
     deletable |= {c for c in on_the_lineage if c in inputs.unreadable and c.step < inputs.protected_step}
     deletable |= {c for c in on_the_lineage if c in inputs.unrecoverable}
+    # off the lineage, only saves of older generations are certainly useless
     deletable |= {c for c in checkpoints if c not in on_the_lineage and c.generation < inputs.generation}
     return deletable - _always_retained(inputs)
 
@@ -136,6 +139,7 @@ def superseded_checkpoints(
         for manifest in entries:
             servers_by_rank.setdefault(manifest.save.checkpoint, {}).setdefault(manifest.save.rank, set()).add(server)
             world_sizes[manifest.save.checkpoint] = manifest.world_size
+    # a newer checkpoint that was not read from any server cannot supersede another one
     candidates = [newer_one for newer_one in newer if newer_one in servers_by_rank]
     return frozenset(
         checkpoint
@@ -271,6 +275,7 @@ def persistent_drops(
     by_step = sorted(set(complete), key=lambda c: c.step)
     if not by_step:
         return []
+    # `keep` of 0 would leave nothing to restore
     to_retain = set(by_step[-max(1, keep) :]) | (retained & set(by_step)) | unjudged | _always_retained(inputs)
     newest = by_step[-1]
     return sorted(
@@ -285,7 +290,7 @@ def persistent_drops(
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A rank save to copy to a memory server that lacks it."""
+    """A rank save that is to be copied to a memory server that lacks it."""
 
     save: RankSave
     source: MemoryServerInstance
@@ -330,7 +335,8 @@ def plan_repairs(
         domains_with_copy = {domains[server_with_copy] for server_with_copy in servers} - evacuated_domains
         if len(domains_with_copy) >= replicas_effective:
             continue
-        target = servers_by_load.take(
+        # one copy per save and call: the caller plans again once these are made
+        target = servers_by_load.take_emptiest(
             domains_with_copy,
             {racks[server_with_copy] for server_with_copy in servers if domains[server_with_copy] in domains_with_copy},
             size_by_save[save],
@@ -358,6 +364,7 @@ class _ServersByLoad:
                 load = sum(m.stream_bytes for m in entries)
                 self._servers.setdefault(domains[server], []).append((load, server))
                 rack_of[domains[server]] = racks[server]
+        # a heap of servers per domain, of domains per rack, and of racks: each by its emptiest server
         for domain, loaded in self._servers.items():
             heapify(loaded)
             self._domains.setdefault(rack_of[domain], []).append((*loaded[0], domain))
@@ -366,13 +373,14 @@ class _ServersByLoad:
         self._racks = [(*emptiest[0][:2], rack) for rack, emptiest in self._domains.items()]
         heapify(self._racks)
 
-    def take(
+    def take_emptiest(
         self, excluded_domains: Set[str], avoided_racks: Set[Path], size_bytes: int
     ) -> MemoryServerInstance | None:
         """Takes the emptiest server outside of the `excluded_domains`, and adds to its load; None: there is none.
 
         Prefers racks that are not in `avoided_racks`.
         """
+        # first the emptiest rack that has no copy, then the emptier ones that have one
         racks = []
         while self._racks and self._racks[0][2] in avoided_racks:
             racks.append(heappop(self._racks)[2])
