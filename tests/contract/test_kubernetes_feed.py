@@ -179,7 +179,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
 
     feed = WatchedObjects(api, "/api/v1/pods", "", heard)
     server.pods, server.version = [pod("a", 1), pod("again", 2, "first"), pod("gone", 3)], 10
-    await feed._list()
+    await feed._list_all()
     said.clear()
     # a listing of two pages, made at version 20; behind its first our own writes were answered
     server.pods, server.version, server.page = [pod("a", 1), pod("again", 2, "first")], 20, 1
@@ -191,7 +191,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
 
     server.between = between
     feed._list_version = ""
-    await feed._list()
+    await feed._list_all()
     assert said == [("", "new"), ("first", ""), ("", "second"), ("gone", "")]
     assert {name: item["metadata"]["uid"] for (_, name), item in feed.items.items()} == {
         "a": "a",
@@ -201,7 +201,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     # one that lists nothing of them again, later, ends them: they were not made behind its back
     server.pods, server.version, server.page, server.between = [pod("a", 1)], 15, 0, lambda: None
     feed._list_version = ""
-    await feed._list()
+    await feed._list_all()
     assert list(feed.items) == [("n", "a")], "a store that was restored has older versions, and knows best"
 
 

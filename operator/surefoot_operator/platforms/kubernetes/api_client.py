@@ -170,15 +170,15 @@ class Api:
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         """Reads an object or a list."""
-        return await self._call("GET", path, query=query)
+        return await self._request_object("GET", path, query=query)
 
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         """Creates an object and returns it as stored."""
-        return await self._call("POST", path, body, query)
+        return await self._request_object("POST", path, body, query)
 
     async def put(self, path: str, body: Body) -> Body:
         """Replaces an object, if it still has the `resourceVersion` in `body`."""
-        return await self._call("PUT", path, body)
+        return await self._request_object("PUT", path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
         """Applies a JSON Patch; its `test` operations make it a compare-and-swap.
@@ -186,15 +186,15 @@ class Api:
         The server rejects fields that it does not know. Otherwise an older CRD would silently drop them, for example
         the members of a generation.
         """
-        return await self._call("PATCH", path, operations, {"fieldValidation": "Strict"}, JSON_PATCH)
+        return await self._request_object("PATCH", path, operations, {"fieldValidation": "Strict"}, JSON_PATCH)
 
     async def merge(self, path: str, body: Body) -> Body:
         """Applies a strategic merge patch; in a list with merge keys, changes only the items in `body`."""
-        return await self._call("PATCH", path, body, None, STRATEGIC_MERGE)
+        return await self._request_object("PATCH", path, body, None, STRATEGIC_MERGE)
 
     async def delete(self, path: str, options: Body) -> Body:
         """Deletes an object; `options` is a DeleteOptions."""
-        return await self._call("DELETE", path, options)
+        return await self._request_object("DELETE", path, options)
 
     async def watch(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
@@ -206,7 +206,9 @@ class Api:
         call_text, call = f"watch {path}", api_objects.call_of("GET", path, job=self._job)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
-            response = await self._send("GET", path, None, {**query, "watch": "true"}, "application/json", timeout)
+            response = await self._send_request(
+                "GET", path, None, {**query, "watch": "true"}, "application/json", timeout
+            )
             async with response:
                 if response.status != 200:
                     raise self._record_rejection(call, parse_error(call_text, response.status, await response.text()))
@@ -228,7 +230,7 @@ class Api:
         call_text = f"stream {path}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
-            response = await self._send("GET", path, None, query, "application/json", timeout)
+            response = await self._send_request("GET", path, None, query, "application/json", timeout)
             async with response:
                 if response.status != 200:
                     raise parse_error(call_text, response.status, await response.text())
@@ -245,7 +247,7 @@ class Api:
         """Closes the connections, also those of copies that share them."""
         await self._client.close()
 
-    async def _call(
+    async def _request_object(
         self,
         method: str,
         path: str,
@@ -260,7 +262,7 @@ class Api:
         if method != "GET":
             self.check_allowed()
         try:
-            response = await self._send(method, path, body, query, kind, self._timeout)
+            response = await self._send_request(method, path, body, query, kind, self._timeout)
             async with response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -283,7 +285,7 @@ class Api:
         self.refused.refuse(call, "silent", str(error), "no answer", time.monotonic())
         return error
 
-    async def _send(
+    async def _send_request(
         self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str, timeout: Any
     ) -> aiohttp.ClientResponse:
         headers = {"Content-Type": kind, "Accept": "application/json"}

@@ -89,7 +89,7 @@ def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now:
         taint_effect: Effect of the taint; empty: taints are not changed.
         now: Unix time, in seconds; becomes the condition's time.
     """
-    old_condition = _condition(node)
+    old_condition = _find_condition(node)
     new_values = ("True", report.reason, report.message) if report is not None else ("False", "NothingFound", "")
     old_values = (old_condition.get("status"), old_condition.get("reason"), old_condition.get("message", ""))
     status: Object | None = None
@@ -109,10 +109,10 @@ def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now:
         }
         annotation = f"{report.reason}: {report.message}" if report is not None else None
         status = {"metadata": {"annotations": {MARK: annotation}}, "status": {"conditions": [condition]}}
-    return NodeWrites(status, _taint(node, report, taint_effect) if taint_effect else None)
+    return NodeWrites(status, _build_taint_patch(node, report, taint_effect) if taint_effect else None)
 
 
-def _taint(node: Object, report: NodeReport | None, effect: str) -> Object | None:
+def _build_taint_patch(node: Object, report: NodeReport | None, effect: str) -> Object | None:
     """Builds the patch of a node's taints; None: nothing to write.
 
     It has all taints and the node's resourceVersion: the API server does not merge taints, and an outdated list would
@@ -127,10 +127,10 @@ def _taint(node: Object, report: NodeReport | None, effect: str) -> Object | Non
     return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, "spec": {"taints": others}}
 
 
-def _condition(node: Object) -> Object:
+def _find_condition(node: Object) -> Object:
     conditions: list[Object] = node.get("status", {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == CONDITION), {})
 
 
 def _is_marked(node: Object) -> bool:
-    return bool(_condition(node).get("status") == "True")
+    return bool(_find_condition(node).get("status") == "True")

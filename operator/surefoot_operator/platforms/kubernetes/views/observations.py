@@ -328,10 +328,12 @@ class NodeLeases:
             last_contact_seconds: Time of the watch's last event; the result is as of this time.
         """
         if self._liveness is None or self._liveness[0] != heard_since or heard_at > self._liveness[1]:
-            self._liveness = (heard_since, *self._classify(heard_since, heard_at))
+            self._liveness = (heard_since, *self._compute_liveness(heard_since, heard_at))
         return self._liveness[2]
 
-    def _classify(self, contact_since_seconds: float, last_contact_seconds: float) -> tuple[float, KubeletLiveness]:
+    def _compute_liveness(
+        self, contact_since_seconds: float, last_contact_seconds: float
+    ) -> tuple[float, KubeletLiveness]:
         unchanged_seconds = {
             node: max(seconds, contact_since_seconds) for node, seconds in self._unchanged_since.items()
         }

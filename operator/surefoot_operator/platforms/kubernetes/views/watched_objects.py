@@ -210,9 +210,9 @@ class WatchedObjects:
         while True:
             try:
                 if not self._list_version:
-                    await self._list()
+                    await self._list_all()
                 start_seconds = time.monotonic()
-                await self._watch()
+                await self._watch_until_closed()
                 failures = 0
                 if time.monotonic() - start_seconds < _MIN_WATCH_SECONDS:
                     await asyncio.sleep(_MIN_WATCH_SECONDS)  # no busy loop if a proxy ends each watch at once
@@ -271,7 +271,7 @@ class WatchedObjects:
         for key in list(self.items) if error.code == 404 else ():
             self._on_event(self.items.pop(key), None)
 
-    async def _list(self) -> None:
+    async def _list_all(self) -> None:
         listed_items: dict[tuple[str, str], Object] = {}
         self._uids_of_own_writes.clear()
         query: dict[str, str | int] = {"limit": PAGE, **self._selector_query()}
@@ -301,7 +301,7 @@ class WatchedObjects:
         self.synced.set()
         self.answered.set()
 
-    async def _watch(self) -> None:
+    async def _watch_until_closed(self) -> None:
         query: dict[str, str | int] = {
             "resourceVersion": self._list_version,
             "allowWatchBookmarks": "true",
