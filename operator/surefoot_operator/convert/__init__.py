@@ -1,1 +1,1 @@
-"""Turns other systems' training jobs into TrainingJobs."""
+"""Converts training jobs of other systems to TrainingJobs."""

@@ -1,4 +1,7 @@
-"""Finds the training jobs among a file's objects and converts each."""
+"""Finds the training jobs of other systems among a file's objects and converts each to a TrainingJob.
+
+Pure. Each kind has a function that reads the fields that it knows and gives a reason for each field that it leaves out.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ _LEFT_OUT_OF_PYTORCH_JOB = {
     "rdzvId": "agents give the ranks their rendezvous",
     "rdzvConf": "agents give the ranks their rendezvous",
     "standalone": "agents give the ranks their rendezvous",
-    "metrics": "no autoscaler changes a job's size; `kubectl scale` does",
+    "metrics": "no autoscaler changes the number of workers; use `kubectl scale`",
 }
 PERMANENT_EXIT_CODES = [
     {"name": "permanent", "action": "FailJob", "onExitCodes": {"operator": "In", "values": list(range(1, 65))}},
     {"name": "permanent-too", "action": "FailJob", "onExitCodes": {"operator": "In", "values": list(range(65, 128))}},
 ]
-"""Kubeflow's `ExitCode`: 1 to 127 are final, 128 and above are tried again."""
+"""Kubeflow's restart policy `ExitCode`: codes 1 to 127 fail the job, 128 and above restart it."""
 
 
 def convert_pytorch_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fills the draft from its manifest."""
+    """Converts Kubeflow's PyTorchJob."""
     manifest = draft.manifest
     draft.describe()
     for name, field in _RUN_POLICY.items():
@@ -54,31 +57,33 @@ def convert_pytorch_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> Non
 
 
 def clean_pod_policy(draft: Draft, path: tuple[str, ...]) -> None:
-    """Takes `Running` and `All` over; `None` has no counterpart."""
+    """Copies `Running` and `All`; `None` has no counterpart."""
     policy = draft.manifest.peek(*path)
     if policy in ("Running", "All"):
         draft.manifest.take(*path, to="spec.runPolicy.cleanPodPolicy")
         draft.put(policy, "runPolicy", "cleanPodPolicy")
     elif policy is not None:
-        draft.manifest.skip(*path, why="pods that have ended stay for their logs, those that run are ended")
+        draft.manifest.skip(*path, why="pods that have ended stay for their logs; pods that still run are deleted")
 
 
 def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
     manifest = draft.manifest
     root = ("spec", "pytorchReplicaSpecs")
     templates = {role: manifest.take(*root, role, "template", to="spec.template") for role in _ROLES}
-    there = [role for role in _ROLES if templates[role] is not None]
-    if not there:
-        raise NotConvertible("spec.pytorchReplicaSpecs: a Master or a Worker with a template is needed")
-    asked = [manifest.take(*root, role, "replicas", to="spec.replicas") for role in there]
-    asked = [1 if number is None else number for number in asked]
-    first = there[0]
+    roles = [role for role in _ROLES if templates[role] is not None]
+    if not roles:
+        raise NotConvertible("spec.pytorchReplicaSpecs: a Master or a Worker with a pod template is needed")
+    counts = [manifest.take(*root, role, "replicas", to="spec.replicas") for role in roles]
+    counts = [1 if count is None else count for count in counts]
+    first = roles[0]
     trainer = trainer_template(templates[first], ("pytorch",), ".".join((*root, first, "template")))
-    if len(there) > 1 and templates["Master"] != templates["Worker"]:
-        draft.to_do.append("spec.template is the Master's; the Worker's is another, and all workers are alike here")
-    numbers = [trainer.number(number) for number in asked]
-    replicas = sum(n for n in numbers if n is not None) if None not in numbers else asked[numbers.index(None)]
-    for role in there:
+    if len(roles) > 1 and templates["Master"] != templates["Worker"]:
+        draft.to_do.append(
+            "spec.template is that of the Master, which differs from the Worker's: in a TrainingJob all workers have the same template"
+        )
+    numbers = [trainer.number(count) for count in counts]
+    replicas = sum(n for n in numbers if n is not None) if None not in numbers else counts[numbers.index(None)]
+    for role in roles:
         _restart_policy(draft, (*root, role, "restartPolicy"))
     priority = manifest.take(
         "spec", "runPolicy", "schedulingPolicy", "priorityClass", to="spec.template.spec.priorityClassName"
@@ -112,16 +117,16 @@ _ELASTIC = {
     "faultyScaleDownTimeoutInSeconds": "faultyScaleDownTimeoutSeconds",
     "scaleUpSnoozeTimeInSeconds": "scaleUpSnoozeSeconds",
 }
-_ELASTIC_LEFT = {
-    "gracefulShutdownTimeoutInSeconds": "a world halts at a saved step, within the template's grace period",
-    "scalingTimeoutInSeconds": "the world changes when its workers are there; runPolicy.schedulingDeadlineSeconds bounds it",
+_SKIPPED_ELASTIC = {
+    "gracefulShutdownTimeoutInSeconds": "before a pod is evicted, all ranks save one step within the grace period of the template",
+    "scalingTimeoutInSeconds": "the number of workers changes once they are warm; runPolicy.schedulingDeadlineSeconds limits the wait",
 }
 _ONE_GROUP = "a TrainingJob is one group of equal workers"
-_MONITOR_LEFT = "steps and heartbeats tell, no log line does"
+_SKIPPED_MONITORING = "steps and heartbeats are monitored, not log lines"
 
 
 def convert_hyperpod_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fills the draft from its manifest."""
+    """Converts SageMaker HyperPod's HyperPodPyTorchJob."""
     manifest = draft.manifest
     draft.describe()
     policy = ("spec", "runPolicy")
@@ -132,35 +137,38 @@ def convert_hyperpod_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> No
     draft.copy_field((*policy, "restartPolicy", "evalPeriodSeconds"), "failurePolicy", "evalPeriodSeconds")
     draft.copy_field((*policy, "restartPolicy", "maxFullJobRestarts"), "failurePolicy", "maxRestarts")
     manifest.skip(
-        *policy, "restartPolicy", "numRestartBeforeFullJobRestart", why="trainers restart in place where a worker lives"
+        *policy,
+        "restartPolicy",
+        "numRestartBeforeFullJobRestart",
+        why="trainers restart in place while their worker runs",
     )
-    manifest.skip(*policy, "workerMaxRetryCount", why="restarts count for the job, not for a worker")
+    manifest.skip(*policy, "workerMaxRetryCount", why="restarts are limited for the job, not for a worker")
     for name, field in _ELASTIC.items():
         draft.copy_field(("spec", "elasticPolicy", name), "elasticPolicy", field)
     draft.copy_field(
-        ("spec", "elasticPolicy", "replicaDiscreteValues"), "elasticPolicy", "replicaDiscreteValues", whole=False
+        ("spec", "elasticPolicy", "replicaDiscreteValues"), "elasticPolicy", "replicaDiscreteValues", integer_only=False
     )
-    for name, why in _ELASTIC_LEFT.items():
+    for name, why in _SKIPPED_ELASTIC.items():
         manifest.skip("spec", "elasticPolicy", name, why=why)
-    _monitoring(draft)
+    _convert_monitoring(draft)
     ranks = manifest.take("spec", "nprocPerNode", to="spec.nprocPerNode")
     _read_hyperpod_replicas(draft, ranks)
 
 
-def _monitoring(draft: Draft) -> None:
-    """Its limits in seconds are those of steps here; its patterns are left."""
+def _convert_monitoring(draft: Draft) -> None:
+    """Converts the time limits of log monitoring to limits for steps; its patterns are left out."""
     seconds: dict[str, list[int]] = {"startup": [], "step": []}
     for root in (("spec", "runPolicy", "logMonitoringConfiguration"), ("spec", "logMonitoringConfiguration")):
-        for place in range(draft.manifest.length(*root)):
-            start = draft.manifest.take(
-                *root, place, "expectedStartCutOffInSeconds", to="spec.runPolicy.startupDeadlineSeconds"
+        for index in range(draft.manifest.length(*root)):
+            startup_seconds = draft.manifest.take(
+                *root, index, "expectedStartCutOffInSeconds", to="spec.runPolicy.startupDeadlineSeconds"
             )
-            again = draft.manifest.take(
-                *root, place, "expectedRecurringFrequencyInSeconds", to="spec.healthPolicy.stepTimeoutSeconds"
+            step_seconds = draft.manifest.take(
+                *root, index, "expectedRecurringFrequencyInSeconds", to="spec.healthPolicy.stepTimeoutSeconds"
             )
-            seconds["startup"] += [start] if isinstance(start, int) else []
-            seconds["step"] += [again] if isinstance(again, int) else []
-            draft.manifest.skip(*root, place, why=_MONITOR_LEFT)
+            seconds["startup"] += [startup_seconds] if isinstance(startup_seconds, int) else []
+            seconds["step"] += [step_seconds] if isinstance(step_seconds, int) else []
+            draft.manifest.skip(*root, index, why=_SKIPPED_MONITORING)
     if seconds["startup"]:
         draft.put(max(seconds["startup"]), "runPolicy", "startupDeadlineSeconds")
     if seconds["step"]:
@@ -171,16 +179,16 @@ def _read_hyperpod_replicas(draft: Draft, ranks: object) -> None:
     manifest, root = draft.manifest, ("spec", "replicaSpecs", 0)
     template = manifest.take(*root, "template", to="spec.template")
     if not isinstance(template, dict):
-        raise NotConvertible("spec.replicaSpecs: one with a template is needed")
+        raise NotConvertible("spec.replicaSpecs: an entry with a pod template is needed")
     trainer = trainer_template(template, ("pytorch", "ptjob", "trainer"), "spec.replicaSpecs[0].template")
     replicas = manifest.take(*root, "replicas", to="spec.replicas")
-    most = manifest.take(*root, "maxReplicas", to="spec.elasticPolicy.maxReplicas")
-    least = trainer.number(replicas if replicas is not None else 1)
-    if trainer.number(most) is not None and "elasticPolicy" not in draft.spec and least is not None:
-        draft.put({"minReplicas": least, "maxReplicas": trainer.number(most)}, "elasticPolicy")
+    max_replicas = manifest.take(*root, "maxReplicas", to="spec.elasticPolicy.maxReplicas")
+    min_replicas = trainer.number(replicas if replicas is not None else 1)
+    if trainer.number(max_replicas) is not None and "elasticPolicy" not in draft.spec and min_replicas is not None:
+        draft.put({"minReplicas": min_replicas, "maxReplicas": trainer.number(max_replicas)}, "elasticPolicy")
     manifest.skip(*root, "name", why=_ONE_GROUP)
-    for place in range(1, manifest.length("spec", "replicaSpecs")):
-        manifest.skip("spec", "replicaSpecs", place, why=f"{_ONE_GROUP}; apply this one beside it")
+    for index in range(1, manifest.length("spec", "replicaSpecs")):
+        manifest.skip("spec", "replicaSpecs", index, why=f"{_ONE_GROUP}; apply this group separately")
     for path in (("spec",), root):
         draft.claims(manifest, *path)
     draft.copy_field((*root, "spares"), "spares")
@@ -189,16 +197,16 @@ def _read_hyperpod_replicas(draft: Draft, ranks: object) -> None:
 
 
 # ---- job set ---------------------------------------------------------------------------------------------------------
-# Converts a JobSet (jobset.x-k8s.io/v1alpha2) by its group that trains.
+# Converts a JobSet (jobset.x-k8s.io/v1alpha2): the one group of pods that trains.
 
 CONTAINERS = ("trainer", "pytorch", "node")
 _NAMES = ("trainer", "worker", "node", "train", "pytorch")
-_JOB_LEFT = {
-    "backoffLimit": "restarts count for the job, not for a pod",
-    "backoffLimitPerIndex": "restarts count for the job, not for a pod",
-    "podReplacementPolicy": "a lost worker is replaced at once, fenced by its epoch",
+_SKIPPED_OF_JOB = {
+    "backoffLimit": "restarts are limited for the job, not for a pod",
+    "backoffLimitPerIndex": "restarts are limited for the job, not for a pod",
+    "podReplacementPolicy": "a lost worker is replaced at once, because stores reject writers of older generations",
     "podFailurePolicy": "failurePolicy.rules match exit codes",
-    "ttlSecondsAfterFinished": "it is the job's",
+    "ttlSecondsAfterFinished": "set it for the whole job, as runPolicy.ttlSecondsAfterFinished",
 }
 _LEFT_OUT_OF_JOB_SET = {
     "successPolicy": "a job is complete when all its ranks are",
@@ -210,66 +218,67 @@ _LEFT_OUT_OF_JOB_SET = {
 
 
 def convert_job_set(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fills the draft from its manifest."""
+    """Converts a JobSet by its group of pods that trains."""
     manifest = draft.manifest
     draft.describe()
     draft.copy_field(("spec", "suspend"), "suspend")
     draft.copy_field(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
     draft.copy_field(("spec", "failurePolicy", "maxRestarts"), "failurePolicy", "maxRestarts")
     manifest.skip("spec", "failurePolicy", "rules", why="failurePolicy.rules match exit codes")
-    manifest.skip("spec", "failurePolicy", "restartStrategy", why="trainers restart in place where a worker lives")
+    manifest.skip("spec", "failurePolicy", "restartStrategy", why="trainers restart in place while their worker runs")
     for name, why in _LEFT_OUT_OF_JOB_SET.items():
         manifest.skip("spec", name, why=why)
     draft.claims(manifest, "spec")
-    place = group_that_trains(draft)
-    root = ("spec", "replicatedJobs", place)
+    group_index = group_that_trains(draft)
+    root = ("spec", "replicatedJobs", group_index)
     template = manifest.take(*root, "template", "spec", "template", to="spec.template")
     if not isinstance(template, dict):
-        raise NotConvertible(f"spec.replicatedJobs[{place}]: a pod template is needed")
-    trainer = trainer_template(template, CONTAINERS, f"spec.replicatedJobs[{place}].template.spec.template")
+        raise NotConvertible(f"spec.replicatedJobs[{group_index}]: a pod template is needed")
+    trainer = trainer_template(template, CONTAINERS, f"spec.replicatedJobs[{group_index}].template.spec.template")
     groups = manifest.take(*root, "replicas", to="spec.replicas")
     pods = manifest.take(*root, "template", "spec", "parallelism", to="spec.replicas")
     for name in ("completions", "completionMode"):
         manifest.skip(*root, "template", "spec", name, why="a job is complete when all its ranks are")
-    manifest.skip(*root, "template", "metadata", why="it is of Jobs; the pods' own labels and annotations are kept")
+    manifest.skip(*root, "template", "metadata", why="it applies to Jobs; labels and annotations of the pods are kept")
     draft.copy_field((*root, "template", "spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
-    for name, why in _JOB_LEFT.items():
+    for name, why in _SKIPPED_OF_JOB.items():
         manifest.skip(*root, "template", "spec", name, why=why)
     for name in ("name", "groupName"):
         manifest.skip(*root, name, why="a TrainingJob is one group of equal workers")
-    manifest.skip(*root, "dependsOn", why="put what has to end first into an init container, or apply it before")
+    manifest.skip(*root, "dependsOn", why="put tasks that must end first into an init container, or apply them before")
     draft.accept(trainer)
-    number = [trainer.number(1 if said is None else said) for said in (groups, pods)]
-    known = number[0] is not None and number[1] is not None
-    draft.size(trainer, (number[0] or 1) * (number[1] or 1) if known else f"{groups} × {pods}", None)
+    numbers = [trainer.number(1 if count is None else count) for count in (groups, pods)]
+    are_integers = numbers[0] is not None and numbers[1] is not None
+    draft.size(trainer, (numbers[0] or 1) * (numbers[1] or 1) if are_integers else f"{groups} × {pods}", None)
 
 
 def group_that_trains(draft: Draft) -> int:
-    """Finds the place of the one group of pods that trains.
+    """Returns the index of the group of pods that trains, and reports the others as left out.
 
-    That is the only one, else the one that is called so, else the one with the most pods.
+    It is the only group, or the one with the most likely name, or the one with the most pods.
 
     Raises:
-        NotConvertible: there is none.
+        NotConvertible: there is no group.
     """
     manifest, root = draft.manifest, ("spec", "replicatedJobs")
     count = manifest.length(*root)
     if not count:
-        raise NotConvertible("spec.replicatedJobs: a group of pods is needed")
-    rank = []
-    for place in range(count):
-        told = manifest.peek(*root, place, "replicas"), manifest.peek(*root, place, "template", "spec", "parallelism")
-        groups, pods = (one if isinstance(one, int) else 1 for one in told)
-        named = str(manifest.peek(*root, place, "name") or "").rstrip("s")
-        rank.append((_NAMES.index(named) if named in _NAMES else len(_NAMES), -groups * pods, place))
-    chosen = min(rank)[-1]
-    for place in range(count):
-        if place != chosen:
-            manifest.skip(*root, place, why="a TrainingJob is one group of equal workers; apply this one beside it")
+        raise NotConvertible("spec.replicatedJobs: at least one group of pods is needed")
+    ranking = []
+    for index in range(count):
+        counts = manifest.peek(*root, index, "replicas"), manifest.peek(*root, index, "template", "spec", "parallelism")
+        groups, pods = (value if isinstance(value, int) else 1 for value in counts)
+        group_name = str(manifest.peek(*root, index, "name") or "").rstrip("s")
+        name_rank = _NAMES.index(group_name) if group_name in _NAMES else len(_NAMES)
+        ranking.append((name_rank, -groups * pods, index))
+    chosen = min(ranking)[-1]
+    for index in range(count):
+        if index != chosen:
+            manifest.skip(*root, index, why="a TrainingJob is one group of equal workers; apply this group separately")
     if count > 1:
         name = manifest.peek(*root, chosen, "name")
         draft.to_do.append(
-            f"spec.template is that of {name!s:.60}, one of {count} groups: see that it is the one that trains"
+            f"spec.template is that of {name!s:.60}, one of {count} groups: check that it is the group that trains"
         )
     return chosen
 
@@ -284,15 +293,15 @@ _POLICY = (
     ("torch", "elasticPolicy", "minNodes"),
     ("torch", "elasticPolicy", "maxNodes"),
 )
-"""What is read of a runtime's machine learning policy."""
+"""Fields that are read from the `mlPolicy` of a runtime."""
 _TRAINER = ("command", "args", "image")
 
 
 def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fills the draft from its manifest.
+    """Converts Kubeflow's TrainJob with its training runtime.
 
     Args:
-        runtimes: the training runtimes that stand beside it in the file, by name.
+        runtimes: the training runtimes in the same file, by name.
     """
     manifest = draft.manifest
     draft.describe()
@@ -300,22 +309,24 @@ def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -
     draft.copy_field(("spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
     draft.copy_field(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
     manifest.skip("spec", "managedBy", why="it names a controller of TrainJobs")
-    manifest.skip("spec", "initializer", why="bring data and model in an init container, or read them where they are")
+    manifest.skip(
+        "spec", "initializer", why="download data and model in an init container, or read them where they are"
+    )
     for name in ("runtimePatches", "podTemplateOverrides", "podSpecOverrides"):
-        manifest.skip("spec", name, why="write into template.spec what it patches")
+        manifest.skip("spec", name, why="it patches the pods: write the patched fields into template.spec")
         if manifest.peek("spec", name) is not None:
-            draft.to_do.append(f"spec.{name} patches the pods: write what it says into spec.template")
+            draft.to_do.append(f"spec.{name} patches the pods: write the patched fields into spec.template")
     name = str(manifest.peek("spec", "runtimeRef", "name") or "")
     manifest.take("spec", "runtimeRef", to="spec.template")
     runtime = Manifest(runtimes.get(name) or {}, f"{name}:")
     if name not in runtimes:
         draft.to_do.append(
-            f"the runtime {name or 'of the job'} is not in the file: image and what else its pods have stand there"
-            f" (kubectl get clustertrainingruntime {name} -o yaml)"
+            f"the runtime {name or 'of the job'} is not in the file: add it, because it has the image and other fields of the"
+            f" pods (kubectl get clustertrainingruntime {name} -o yaml)"
         )
-    template, policy = _of_runtime(draft, runtime)
+    template, policy = _read_runtime(draft, runtime)
     container = template["spec"]["containers"][0]
-    _trainer(draft, container)
+    _apply_trainer(draft, container)
     trainer = trainer_template(template, CONTAINERS, "spec.trainer")
     workers = manifest.take("spec", "trainer", "numNodes", to="spec.replicas")
     ranks = manifest.take("spec", "trainer", "numProcPerNode", to="spec.nprocPerNode")
@@ -326,10 +337,10 @@ def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -
     draft.skipped_fields += [*runtime.skipped_fields, *runtime.unused_fields()]
 
 
-def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod template of its group that trains, that container first, and its machine learning policy.
+def _read_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the pod template of the runtime's group that trains, with that container first, and its `mlPolicy`.
 
-    The rest of the runtime is reported as of the job itself.
+    The other fields of the runtime are reported like those of the job.
     """
     for key in ("apiVersion", "kind", "metadata"):
         runtime.take(key)
@@ -337,37 +348,37 @@ def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[s
     job_draft.gang_of_runtime(draft, runtime)
     policy: dict[str, Any] = {}
     for path in _POLICY:
-        at = policy
+        section = policy
         for key in path[:-1]:
-            at = at.setdefault(key, {})
-        at[path[-1]] = runtime.take("spec", "mlPolicy", *path)
+            section = section.setdefault(key, {})
+        section[path[-1]] = runtime.take("spec", "mlPolicy", *path)
     groups = ("spec", "template", "spec", "replicatedJobs")
-    for place in range(runtime.length(*groups)):
-        pods = (*groups, place, "template", "spec", "template")
+    for index in range(runtime.length(*groups)):
+        pods = (*groups, index, "template", "spec", "template")
         containers = runtime.peek(*pods, "spec", "containers") or []
-        named = [one for one in containers if one.get("name") in ("node", "trainer")]
-        if named and runtime.peek(*groups, place, "name") in ("node", "trainer", "trainer-node"):
-            others = [dict(one) for one in containers if one is not named[0]]
+        trainers = [container for container in containers if container.get("name") in ("node", "trainer")]
+        if trainers and runtime.peek(*groups, index, "name") in ("node", "trainer", "trainer-node"):
+            others = [dict(container) for container in containers if container is not trainers[0]]
             template = runtime.take(*pods)
-            runtime.take(*groups, place, "name")
+            runtime.take(*groups, index, "name")
             for other in range(runtime.length(*groups)):
-                if other != place:
-                    runtime.skip(*groups, other, why="put what has to end first into an init container")
-            return {**template, "spec": {**template["spec"], "containers": [dict(named[0]), *others]}}, policy
+                if other != index:
+                    runtime.skip(*groups, other, why="put tasks that must end first into an init container")
+            return {**template, "spec": {**template["spec"], "containers": [dict(trainers[0]), *others]}}, policy
     return {"spec": {"containers": [{"name": "node"}]}}, policy
 
 
-def _trainer(draft: Draft, container: dict[str, Any]) -> None:
-    """Lays what the job says of its trainer over what the runtime says."""
+def _apply_trainer(draft: Draft, container: dict[str, Any]) -> None:
+    """Overrides the container of the runtime with the `trainer` fields of the job."""
     for name in _TRAINER:
-        said = draft.manifest.take("spec", "trainer", name, to=f"spec.template.spec.containers[0].{name}")
-        if said is not None:
-            container[name] = said
+        value = draft.manifest.take("spec", "trainer", name, to=f"spec.template.spec.containers[0].{name}")
+        if value is not None:
+            container[name] = value
     variables = draft.manifest.take("spec", "trainer", "env", to="spec.template.spec.containers[0].env") or []
-    named = {one.get("name") for one in variables}
-    kept = [one for one in container.get("env") or () if one.get("name") not in named]
-    if kept or variables:
-        container["env"] = [*kept, *variables]
+    overridden = {variable.get("name") for variable in variables}
+    other_variables = [v for v in container.get("env") or () if v.get("name") not in overridden]
+    if other_variables or variables:
+        container["env"] = [*other_variables, *variables]
     resources = draft.manifest.take(
         "spec", "trainer", "resourcesPerNode", to="spec.template.spec.containers[0].resources"
     )
@@ -395,10 +406,10 @@ def converted(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Conversion],
         The conversions, and the names of the other objects.
 
     Raises:
-        NotConvertible: there is no such job, or one of them holds nothing that could train.
+        NotConvertible: there is no such job, or one of them has no container that could train.
     """
-    runtimes = {_name(one): one for one in documents if one.get("kind") in RUNTIMES}
-    found, others = [], []
+    runtimes = {_name(document): document for document in documents if document.get("kind") in RUNTIMES}
+    conversions, others = [], []
     for document in documents:
         name = f"{document.get('kind', 'an object')!s:.60} {_name(document):.60}".strip()
         convert = KINDS.get((str(document.get("apiVersion", "")).partition("/")[0], str(document.get("kind", ""))))
@@ -408,15 +419,15 @@ def converted(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Conversion],
         draft = Draft(Manifest(document))
         for key in ("apiVersion", "kind"):
             draft.manifest.take(key)
-        draft.manifest.skip("status", why="the operator writes a TrainingJob's own")
+        draft.manifest.skip("status", why="the operator writes the status of a TrainingJob")
         try:
             convert(draft, runtimes)
         except (AttributeError, TypeError) as error:
-            raise NotConvertible(f"{name} has a field of another kind than its API allows ({error})") from error
-        found.append(draft.build(name))
-    if not found:
-        raise NotConvertible(f"no object here is one of {KNOWN}; there is {', '.join(others) or 'nothing'}")
-    return found, others
+            raise NotConvertible(f"{name} has a field of a type that its API does not allow ({error})") from error
+        conversions.append(draft.build(name))
+    if not conversions:
+        raise NotConvertible(f"the file has none of {KNOWN}; it has {', '.join(others) or 'no objects'}")
+    return conversions, others
 
 
 def _name(document: Mapping[str, Any]) -> str:
@@ -428,11 +439,11 @@ def of_command(words: Sequence[str]) -> Conversion:
     """Converts a launcher's command line.
 
     Raises:
-        NotConvertible: it starts no torchrun.
+        NotConvertible: it does not start torchrun.
     """
     launch = read_launch(words)
     if launch is None:
-        raise NotConvertible("the command line begins with no torchrun")
+        raise NotConvertible("the command line does not begin with torchrun")
     draft = Draft(Manifest({}))
     trainer = trainer_template(
         {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}, (), "the command"
@@ -442,5 +453,7 @@ def of_command(words: Sequence[str]) -> Conversion:
     draft.metadata["name"] = stem.strip("-") or "training"
     draft.accept(trainer)
     draft.size(trainer, None, None)
-    draft.to_do.append("the container's image: one with the program, torch and surefoot (not for `surefoot local`)")
+    draft.to_do.append(
+        "the container's image: set one with the program, torch and surefoot (`surefoot local` needs none)"
+    )
     return draft.build("a command line")

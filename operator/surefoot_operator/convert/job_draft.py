@@ -1,6 +1,7 @@
-"""Gathers a TrainingJob while another system's object is read.
+"""Collects the fields of a TrainingJob while another system's object is read, and writes it as YAML.
 
-Pure. Checked at the end as the operator would check it; what is then refused is a thing to do, not an error.
+Pure. The result is validated like any TrainingJob; a rejection is reported as something to do, not as an error. The parts:
+the launcher's command line, the shell script around it, the pod template, the draft, its YAML and gang scheduling.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from surefoot_operator.convert.manifest import FieldNote, Manifest, NotConvertib
 from surefoot_operator.errors import SpecError
 
 # ---- launcher's command line -----------------------------------------------------------------------------------------
-# Reads the command line of torchrun and its like. In a TrainingJob the agent starts each rank; a launcher inside of a
-# rank would start a world of its own. Options are those of torch.distributed.run of torch 2.15 and of SageMaker
+# Parses the command line of torchrun and similar launchers. In a TrainingJob the agent starts each rank; a launcher inside a
+# rank would start its own process group. The options are those of torch.distributed.run in torch 2.15 and of SageMaker
 # HyperPod's elastic agent.
 
 LAUNCHERS = ("torchrun", "hyperpodrun")
 MODULES = ("torch.distributed.run", "torch.distributed.launch")
-OTHERS = ("accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "composer", "ray")
-"""Launchers whose options are no torchrun's."""
+OTHER_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "composer", "ray")
+"""Launchers whose options differ from torchrun's, so that they cannot be converted."""
 
 _FLAGS = ("standalone", "run-path", "use-env", "virtual-local-rank", "deprecated-pre-train", "inprocess-restart")
 _VALUED = (
@@ -43,81 +44,90 @@ _VALUED = (
 
 @dataclass(frozen=True, slots=True)
 class LauncherCommand:
-    """What a launcher's command line says; empty where it says nothing."""
+    """The parts of a launcher's command line; empty: not given."""
 
     program: tuple[str, ...]
-    """Each rank's command."""
+    """Command of each rank."""
     nodes: str = ""
-    """`2`, or `1:4`."""
+    """Number of nodes, such as `2`, or a range, such as `1:4`."""
     ranks: str = ""
-    """A number of each node, or `auto`, `gpu`, `cpu`."""
+    """Number of ranks on each node, or `auto`, `gpu` or `cpu`."""
     restarts: str = ""
+    """Maximum number of restarts."""
     dropped: tuple[str, ...] = ()
-    """Options that a TrainingJob has no use for."""
+    """Options that a TrainingJob does not need."""
 
 
 def read_launch(words: Sequence[str]) -> LauncherCommand | None:
-    """Reads a command line; None where it starts no launcher.
+    """Parses a command line; None if it does not start a launcher.
 
     Raises:
-        NotConvertible: another system's launcher, an option that is not known, or no program.
+        NotConvertible: it is another system's launcher, has an unknown option, or starts no program.
     """
-    name, at = _launcher(words)
+    name, index = _find_launcher(words)
     if not name:
         return None
-    if name in OTHERS:
-        raise NotConvertible(f"`{name}` starts the ranks: write each rank's own command; the agent starts the ranks")
-    known: dict[str, str] = {}
+    if name in OTHER_LAUNCHERS:
+        raise NotConvertible(
+            f"`{name}` starts the ranks, which the agent does here: write the command of one rank instead"
+        )
+    options: dict[str, str] = {}
     dropped: list[str] = []
-    while at < len(words) and words[at].startswith("-"):
-        option, equals, value = words[at].lstrip("-").partition("=")
-        option, at = option.replace("_", "-"), at + 1
+    while index < len(words) and words[index].startswith("-"):
+        option, equals, value = words[index].lstrip("-").partition("=")
+        option, index = option.replace("_", "-"), index + 1
         if option in ("m", "module", "no-python"):
-            known[option] = "yes"
+            options[option] = "yes"
             continue
-        flag = option in _FLAGS
-        if not equals and not flag:
-            if option not in (*_VALUED, "nnodes", "nproc-per-node", "max-restarts") or at == len(words):
-                raise NotConvertible(f"{name} has no option --{option} that is known here: write each rank's command")
-            value, at = words[at], at + 1
+        is_flag = option in _FLAGS
+        if not equals and not is_flag:
+            if option not in (*_VALUED, "nnodes", "nproc-per-node", "max-restarts") or index == len(words):
+                raise NotConvertible(
+                    f"option --{option} of {name} is unknown or has no value: write the command of one rank instead"
+                )
+            value, index = words[index], index + 1
         if option in ("nnodes", "nproc-per-node", "max-restarts"):
-            known[option] = value
+            options[option] = value
         else:
             dropped.append(f"--{option}")
-    program = tuple(words[at:])
+    program = tuple(words[index:])
     if not program:
         raise NotConvertible(f"{name} starts no program")
-    if "no-python" not in known:
-        program = ("python", "-m", *program) if {"m", "module"} & known.keys() else ("python", *program)
+    if "no-python" not in options:
+        program = ("python", "-m", *program) if {"m", "module"} & options.keys() else ("python", *program)
     return LauncherCommand(
-        program, known.get("nnodes", ""), known.get("nproc-per-node", ""), known.get("max-restarts", ""), tuple(dropped)
+        program,
+        options.get("nnodes", ""),
+        options.get("nproc-per-node", ""),
+        options.get("max-restarts", ""),
+        tuple(dropped),
     )
 
 
 def starts_ranks(word: str) -> bool:
-    """Whether a word of a command line names a launcher of torch."""
+    """Whether a word of a command line names torchrun or a similar launcher."""
     return PurePosixPath(word).name in LAUNCHERS or word in MODULES
 
 
-def _launcher(words: Sequence[str]) -> tuple[str, int]:
-    """Its name, and where its options begin; empty where there is none."""
+def _find_launcher(words: Sequence[str]) -> tuple[str, int]:
+    """Returns the launcher's name and the index of its first option; an empty name: there is none."""
     if not words:
         return "", 0
     first = PurePosixPath(words[0]).name
-    if first in LAUNCHERS or first in OTHERS:
+    if first in LAUNCHERS or first in OTHER_LAUNCHERS:
         return first, 1
     if first.startswith("python"):
-        for at, word in enumerate(words[1:], 1):
-            if word == "-m" and at + 1 < len(words) and words[at + 1] in MODULES:
-                return words[at + 1], at + 2
+        for index, word in enumerate(words[1:], 1):
+            if word == "-m" and index + 1 < len(words) and words[index + 1] in MODULES:
+                return words[index + 1], index + 2
             if not word.startswith("-") or word in ("-m", "-c"):
                 break
     return "", 0
 
 
 # ---- shell script ----------------------------------------------------------------------------------------------------
-# Finds and replaces a launcher's command in a shell script. Scripts keep everything else: what they install, export and
-# print stands before the program as it did.
+# Finds and replaces a launcher's command in a shell script. Everything else in the script stays: it may install packages or
+# export variables before the program starts.
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -133,7 +143,7 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Words of one command, as they stand in the script, and where it begins and ends."""
+    """The words of one command as written, with the offsets in the script at which it begins and ends."""
 
     words: tuple[str, ...]
     begin: int
@@ -142,97 +152,101 @@ class _Command:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenScript:
-    """A script whose launcher is replaced by each rank's own command."""
+    """A script in which the command of one rank replaces the launcher."""
 
     text: str
+    """The script."""
     launch: LauncherCommand | None
+    """The launcher that was replaced; None: there was none."""
     variables: dict[str, str]
-    """What it sets to plain values."""
+    """Variables that the script sets to plain values."""
 
 
 def shell_of(words: Sequence[str]) -> int | None:
-    """Where the script stands in `["bash", "-c", script]`; None: it is no shell's command."""
+    """Returns the index of the script in `["bash", "-c", script]`; None: the command starts no shell script."""
     if not words or PurePosixPath(words[0]).name not in SHELLS:
         return None
-    for at, word in enumerate(words[1:-1], 1):
+    for index, word in enumerate(words[1:-1], 1):
         if re.fullmatch(r"-\w*c\w*", word):
-            return at + 1
+            return index + 1
     return None
 
 
 def without_launcher(text: str) -> RewrittenScript:
-    """Replaces the one command that starts a launcher.
+    """Replaces the command in a script that starts a launcher.
 
     Raises:
-        NotConvertible: there are two of them, or one whose options are not known.
+        NotConvertible: there are several such commands, or one with unknown options.
     """
     variables: dict[str, str] = {}
-    found: list[tuple[_Command, int, LauncherCommand]] = []
-    commands = _commands(text)
+    launches: list[tuple[_Command, int, LauncherCommand]] = []
+    commands = _split_commands(text)
     for command in commands:
         matches = [_ASSIGNMENT.fullmatch(word) for word in command.words if word != "export"]
         if all(matches):
             variables |= {m[1]: unquoted(m[2]) for m in matches if m is not None}
             continue
         plain = (i for i, word in enumerate(command.words) if word not in _BEFORE and not _ASSIGNMENT.fullmatch(word))
-        first = next(plain, len(command.words))
-        launch = read_launch(command.words[first:])
+        start = next(plain, len(command.words))
+        launch = read_launch(command.words[start:])
         if launch is not None:
-            found.append((command, first, launch))
-    if not found:
+            launches.append((command, start, launch))
+    if not launches:
         return RewrittenScript(text, None, variables)
-    if len(found) > 1:
-        raise NotConvertible("the script starts a launcher more than once: write each rank's own command")
-    command, first, launch = found[0]
-    before = [word for word in command.words[:first] if word != "exec"]
-    last = command is commands[-1] and not any(word in _BEFORE for word in before)
-    # behind `exec` the program is the rank: signals reach it, and its exit code is the rank's
-    assigned = [f"export {word};" for word in before] if last else before
-    words = [*assigned, "exec", *launch.program] if last else [*before, *launch.program]
+    if len(launches) > 1:
+        raise NotConvertible("the script starts a launcher more than once: write the command of one rank instead")
+    command, start, launch = launches[0]
+    prefix = [word for word in command.words[:start] if word != "exec"]
+    is_last = command is commands[-1] and not any(word in _BEFORE for word in prefix)
+    # with `exec` the program replaces the shell: it gets the signals of the rank, and its exit code is the rank's
+    assigned = [f"export {word};" for word in prefix] if is_last else prefix
+    words = [*assigned, "exec", *launch.program] if is_last else [*prefix, *launch.program]
     return RewrittenScript(text[: command.begin] + " ".join(words) + text[command.end :], launch, variables)
 
 
 def unquoted(word: str) -> str:
-    """Takes the quotes off a word that has one pair around it."""
+    """Removes one pair of quotes around a word."""
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
-def _commands(text: str) -> list[_Command]:
-    """Its commands in their order. Here-documents are not understood."""
+def _split_commands(text: str) -> list[_Command]:
+    """Splits a shell script into its commands, in their order. Here-documents are not supported."""
     if "<<" in text:
-        raise NotConvertible("the script has a here-document: write each rank's own command")
-    found: list[_Command] = []
+        raise NotConvertible(
+            "the script has a here-document, which cannot be converted: write the command of one rank instead"
+        )
+    commands: list[_Command] = []
     words: list[str] = []
-    at = begin = end = 0
-    while at < len(text):
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
-        comment = _COMMENT.match(text, at)
+    offset = begin = end = 0
+    while offset < len(text):
+        offset = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]  # it also matches the empty text
+        comment = _COMMENT.match(text, offset)
         if comment is not None:
-            at = comment.end()
+            offset = comment.end()
             continue
-        word = _WORD.match(text, at)
+        word = _WORD.match(text, offset)
         if word is not None:
-            begin = begin if words else at
+            begin = begin if words else offset
             words.append(word[0])
-            at = end = word.end()
+            offset = end = word.end()
             continue
         if words:
-            found.append(_Command(tuple(words), begin, end))
+            commands.append(_Command(tuple(words), begin, end))
         words = []
-        ends = _ENDS.match(text, at)
-        if ends is None and at < len(text):
-            raise NotConvertible("the shell script is not understood: write each rank's own command")
-        at = ends.end() if ends is not None else at
+        ends = _ENDS.match(text, offset)
+        if ends is None and offset < len(text):
+            raise NotConvertible("the shell script cannot be parsed: write the command of one rank instead")
+        offset = ends.end() if ends is not None else offset
     if words:
-        found.append(_Command(tuple(words), begin, end))
-    return found
+        commands.append(_Command(tuple(words), begin, end))
+    return commands
 
 
 # ---- trainer template ------------------------------------------------------------------------------------------------
-# Turns another system's pod template into a TrainingJob's. The container that trains is named `trainer`, its launcher
-# is taken out, and what agents set is not set twice.
+# Converts another system's pod template. The container that trains is renamed to `trainer`, its launcher is removed, and so
+# are the variables that agents set.
 
-RESTARTS = "the operator restarts ranks, no kubelet does"
+RESTARTS = "the operator restarts ranks, not the kubelet"
 UNKNOWN_COMMAND = "CHANGE-ME"
 SET_BY_AGENTS = frozenset(
     [
@@ -255,19 +269,20 @@ _REFERENCE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
 
 @dataclass(slots=True)
 class TrainerTemplate:
-    """A TrainingJob's pod template, and what was found with it."""
+    """A pod template of a TrainingJob, with information from the original template."""
 
     template: dict[str, Any]
     launch: LauncherCommand | None = None
+    """The launcher that was removed from the command; None: there was none."""
     variables: dict[str, str] = field(default_factory=dict)
-    """What the container's environment and its script set to plain values."""
+    """Variables that the container's environment and its script set to plain values."""
     accelerators: int | None = None
-    """Of one worker."""
+    """Accelerators of one worker; None: not known."""
     skipped_fields: list[FieldNote] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
 
     def number(self, written: object) -> int | None:
-        """Reads a whole number, perhaps of a variable; None: it is none."""
+        """Returns an integer, or the value of a variable that is one; None: it is neither."""
         text = unquoted(str(written).strip())
         reference = _REFERENCE.fullmatch(text)
         if reference is not None:
@@ -276,114 +291,125 @@ class TrainerTemplate:
 
 
 def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> TrainerTemplate:
-    """Makes a TrainingJob's template of a pod template, which becomes its own.
+    """Converts a pod template to that of a TrainingJob.
 
     Args:
-        names: of the container that trains, the likeliest first; none of them there: the first container.
-        path: where the template stands, for notes.
+        names: names of the container that trains, the most likely first. If none exists, it is the first container.
+        path: path of the template, for notes.
 
     Raises:
-        NotConvertible: it has no container.
+        NotConvertible: the template has no container.
     """
     pod = template.get("spec")
     containers = pod.get("containers") if isinstance(pod, Mapping) else None
     if not isinstance(pod, Mapping) or not isinstance(containers, list) or not containers:
-        raise NotConvertible(f"{path}.spec.containers: a template with containers is needed")
-    found = TrainerTemplate({})
-    kept = {key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")}
-    found.template = {**({"metadata": kept} if kept else {}), "spec": dict(pod)}
-    if found.template["spec"].pop("restartPolicy", "Never") != "Never":
-        found.skipped_fields.append(FieldNote(f"{path}.spec.restartPolicy", RESTARTS))
-    found.skipped_fields += [
+        raise NotConvertible(f"{path}.spec.containers: a pod template with at least one container is needed")
+    trainer = TrainerTemplate({})
+    metadata = {
+        key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")
+    }
+    trainer.template = {**({"metadata": metadata} if metadata else {}), "spec": dict(pod)}
+    if trainer.template["spec"].pop("restartPolicy", "Never") != "Never":
+        trainer.skipped_fields.append(FieldNote(f"{path}.spec.restartPolicy", RESTARTS))
+    trainer.skipped_fields += [
         FieldNote(f"{path}.metadata.{key}", "the operator names its pods")
         for key, value in (template.get("metadata") or {}).items()
-        if key not in kept and value is not None
+        if key not in metadata and value is not None
     ]
-    named = [place for name in names for place, one in enumerate(containers) if one.get("name") == name]
-    place = named[0] if named else 0
-    container = {**containers[place], "name": TRAINER}
-    if containers[place].get("name") not in (None, TRAINER):
-        found.skipped_fields.append(
-            FieldNote(f"{path}.spec.containers[{place}].name", f"the container that trains is called {TRAINER}")
+    indices = [index for name in names for index, other in enumerate(containers) if other.get("name") == name]
+    index = indices[0] if indices else 0
+    container = {**containers[index], "name": TRAINER}
+    if containers[index].get("name") not in (None, TRAINER):
+        trainer.skipped_fields.append(
+            FieldNote(f"{path}.spec.containers[{index}].name", f"the container that trains must be named {TRAINER}")
         )
-    others = [one for at, one in enumerate(containers) if at != place]
-    found.template["spec"]["containers"] = [container, *others]
-    where = f"{path}.spec.containers[{place}]"
-    _environment(container, found, where)
-    _accelerators(container, found)
-    _command(container, found, where)
-    return found
+    others = [other for i, other in enumerate(containers) if i != index]
+    trainer.template["spec"]["containers"] = [container, *others]
+    container_path = f"{path}.spec.containers[{index}]"
+    _remove_agent_variables(container, trainer, container_path)
+    _read_accelerators(container, trainer)
+    _convert_command(container, trainer, container_path)
+    return trainer
 
 
-def _environment(container: dict[str, Any], found: TrainerTemplate, where: str) -> None:
-    kept = []
-    for place, entry in enumerate(container.get("env") or ()):
+def _remove_agent_variables(container: dict[str, Any], trainer: TrainerTemplate, path: str) -> None:
+    """Removes the variables that agents set for each rank, and records the values of the others."""
+    entries = []
+    for index, entry in enumerate(container.get("env") or ()):
         name = str(entry.get("name", "")) if isinstance(entry, Mapping) else ""
         if name in SET_BY_AGENTS or name.startswith("PET_"):
-            found.skipped_fields.append(FieldNote(dotted(("env", place), where), f"agents set {name} of each rank"))
+            trainer.skipped_fields.append(FieldNote(dotted(("env", index), path), f"agents set {name} for each rank"))
             continue
-        kept.append(entry)
+        entries.append(entry)
         if isinstance(entry, Mapping) and isinstance(entry.get("value"), str):
-            found.variables[name] = entry["value"]
+            trainer.variables[name] = entry["value"]
     container.pop("env", None)
-    if kept:
-        container["env"] = kept
+    if entries:
+        container["env"] = entries
 
 
-def _accelerators(container: Mapping[str, Any], found: TrainerTemplate) -> None:
+def _read_accelerators(container: Mapping[str, Any], trainer: TrainerTemplate) -> None:
+    """Records the number of accelerators that the container requests."""
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
         for name, amount in (resources.get(kind) or {}).items():
-            if found.accelerators is None and _ACCELERATOR.fullmatch(str(name)):
-                found.accelerators = found.number(amount)
+            if trainer.accelerators is None and _ACCELERATOR.fullmatch(str(name)):
+                trainer.accelerators = trainer.number(amount)
 
 
-def _command(container: dict[str, Any], found: TrainerTemplate, where: str) -> None:
+def _convert_command(container: dict[str, Any], trainer: TrainerTemplate, path: str) -> None:
+    """Replaces a launcher in the container's command by the command of one rank, or adds a task for the user."""
     command, arguments = ([str(w) for w in container.pop(key, None) or ()] for key in ("command", "args"))
     words = [*command, *arguments]
     if not command:
-        found.to_do.append(
-            f"{where} has no command, and the image's own is not known here: write what each rank runs in place of"
-            f" {UNKNOWN_COMMAND}"
+        trainer.to_do.append(
+            f"{path} has no command, and the entrypoint of the image is unknown: replace {UNKNOWN_COMMAND} by the command of"
+            " one rank"
         )
         command = [UNKNOWN_COMMAND]
     else:
         try:
-            command, arguments = _without_launcher(words, found) or (command, arguments)
-            inside = next((word for word in words[1:] if starts_ranks(word)), None) if found.launch is None else None
-            if inside is not None:
-                raise NotConvertible(f"`{inside}` is started by another program: write each rank's own command")
-        except NotConvertible as refused:
-            found.to_do.append(f"{where}.command: {refused}")
+            command, arguments = _remove_launcher(words, trainer) or (command, arguments)
+            launcher = (
+                next((word for word in words[1:] if starts_ranks(word)), None) if trainer.launch is None else None
+            )
+            if launcher is not None:
+                raise NotConvertible(f"another program starts `{launcher}`: write the command of one rank instead")
+        except NotConvertible as error:
+            trainer.to_do.append(f"{path}.command: {error}")
     container["command"] = command
     if arguments:
         container["args"] = arguments
 
 
-def _without_launcher(words: list[str], found: TrainerTemplate) -> tuple[list[str], list[str]] | None:
-    """Command and arguments of each rank; None where the command starts no launcher."""
-    script = shell_of(words)
-    if script is not None:
-        rewritten = without_launcher(words[script])
-        found.variables |= rewritten.variables
-        found.launch = rewritten.launch
-        return None if rewritten.launch is None else ([*words[:script], rewritten.text, *words[script + 1 :]], [])
-    found.launch = read_launch(words)
-    if found.launch is None:
+def _remove_launcher(words: list[str], trainer: TrainerTemplate) -> tuple[list[str], list[str]] | None:
+    """Returns command and arguments of one rank; None if the command starts no launcher."""
+    script_index = shell_of(words)
+    if script_index is not None:
+        rewritten = without_launcher(words[script_index])
+        trainer.variables |= rewritten.variables
+        trainer.launch = rewritten.launch
+        return (
+            None
+            if rewritten.launch is None
+            else ([*words[:script_index], rewritten.text, *words[script_index + 1 :]], [])
+        )
+    trainer.launch = read_launch(words)
+    if trainer.launch is None:
         return None
-    program = list(found.launch.program)
-    until = 1 + program.index("-m") + 1 if program[:2] == ["python", "-m"] else min(2, len(program))
-    return program[:until], program[until:]
+    program = list(trainer.launch.program)
+    command_length = 1 + program.index("-m") + 1 if program[:2] == ["python", "-m"] else min(2, len(program))
+    return program[:command_length], program[command_length:]
 
 
 # ---- job draft -------------------------------------------------------------------------------------------------------
 
 THE_PROGRAM = (
-    "the program saves and restores with surefoot.Checkpointer and reads its data elastically, some three lines:"
-    " docs/python.md. Without them each restart begins at step 0"
+    "adapt the program: save and restore with surefoot.Checkpointer and read data with an elastic loader, about three lines"
+    " (docs/python.md). Without them each restart begins at step 0"
 )
 _PLACEHOLDER = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
-_REGENERATED = "the API server writes it anew"
+_REGENERATED = "the API server generates it"
 _NOT_OURS = ("kubectl.kubernetes.io/last-applied-configuration",)
 _KUEUE = "kueue.x-k8s.io/"
 _QUEUE_PREFIXES = (
@@ -394,8 +420,9 @@ _QUEUE_PREFIXES = (
     "volcano.sh/",
     "yunikorn.apache.org/",
 )
-"""Labels and annotations by which a queueing system finds a job. None of these systems knows a TrainingJob; all read pods."""
-_ORDER = [
+"""Prefixes of labels and annotations by which a queueing system finds a job. None of these systems knows TrainingJobs, but all of
+them read pods."""
+_FIELD_ORDER = [
     "replicas",
     "nprocPerNode",
     "spares",
@@ -412,55 +439,62 @@ _ORDER = [
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A TrainingJob, its fields' sources, and what a person does first."""
+    """A TrainingJob made from another system's object, with the origin of its fields."""
 
     source: str
+    """Kind and name of the original object."""
     job: dict[str, Any]
+    """The TrainingJob."""
     used_fields: tuple[FieldNote, ...]
+    """Original fields that were used, with the field that each became."""
     skipped_fields: tuple[FieldNote, ...]
+    """Original fields that were left out, with the reason."""
     to_do: tuple[str, ...]
+    """Tasks of the user before the job can run, a sentence each."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """What is known of the job so far."""
+    """A TrainingJob while it is collected from another system's object."""
 
     manifest: Manifest
+    """The original object."""
     metadata: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
     skipped_fields: list[FieldNote] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
     pod_metadata: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Labels and annotations of the job that queueing systems have to find on its pods."""
+    """Labels and annotations of the original job that queueing systems must find on the pods."""
 
     @property
     def is_queued_by_kueue(self) -> bool:
-        """Whether the job, or its pod template, names a queue of Kueue."""
+        """Whether the job or its pod template has a label of Kueue."""
         pod_labels = self.spec.get("template", {}).get("metadata", {}).get("labels") or {}
         return any(name.startswith(_KUEUE) for name in (*self.pod_metadata.get("labels", {}), *pod_labels))
 
     def put(self, value: object, *path: str) -> None:
-        """Writes a field of the spec that has a value."""
+        """Sets the field of the spec at `path`, unless the value is None."""
         if value is None:
             return
-        at = self.spec
+        mapping = self.spec
         for key in path[:-1]:
-            at = at.setdefault(key, {})
-        at[path[-1]] = value
+            mapping = mapping.setdefault(key, {})
+        mapping[path[-1]] = value
 
-    def copy_field(self, source: tuple[str | int, ...], *path: str, whole: bool = True) -> None:
-        """Takes a field over as it is.
+    def copy_field(self, source: tuple[str | int, ...], *path: str, integer_only: bool = True) -> None:
+        """Copies a field of the original object to the field of the spec at `path`.
 
-        One that shall be a number and is none, as a placeholder is, becomes a thing to do.
+        Args:
+            integer_only: whether it must be an integer. Anything else, such as a placeholder, is reported as something to do.
         """
         value = self.manifest.take(*source, to="spec." + ".".join(path))
-        if value is not None and whole and not isinstance(value, int):
-            self.to_do.append(f"spec.{'.'.join(path)}: a number, where {value!s:.60} stood")
+        if value is not None and integer_only and not isinstance(value, int):
+            self.to_do.append(f"spec.{'.'.join(path)}: write a number in place of {value!s:.60}")
             return
         self.put(value, *path)
 
     def describe(self) -> None:
-        """Takes over name, namespace, labels and annotations."""
+        """Copies name, namespace, labels and annotations; those of queueing systems go to the pods."""
         for key in ("name", "namespace"):
             value = self.manifest.take("metadata", key)
             if value is not None:
@@ -469,31 +503,35 @@ class Draft:
         if generated and "name" not in self.metadata:
             self.manifest.take("metadata", "generateName", to="metadata.name")
             self.metadata["name"] = str(generated).rstrip("-.")
-            self.to_do.append("metadata.name: it was generated; a TrainingJob's name is its own")
+            self.to_do.append("metadata.name: it was generated before; give the TrainingJob its own name")
         for key in ("labels", "annotations"):
-            kept = self.manifest.take("metadata", key) or {}
+            values = self.manifest.take("metadata", key) or {}
             self.skipped_fields += [
-                FieldNote(f"metadata.{key}[{name}]", _REGENERATED) for name in kept if name in _NOT_OURS
+                FieldNote(f"metadata.{key}[{name}]", _REGENERATED) for name in values if name in _NOT_OURS
             ]
-            kept = {name: str(value) for name, value in kept.items() if name not in _NOT_OURS}
-            for_pods = {name: value for name, value in kept.items() if name.startswith(_QUEUE_PREFIXES)}
+            values = {name: str(value) for name, value in values.items() if name not in _NOT_OURS}
+            for_pods = {name: value for name, value in values.items() if name.startswith(_QUEUE_PREFIXES)}
             if for_pods:
-                # on a TrainingJob the queue would not see them, and the job would run past its quota
+                # queueing systems do not read TrainingJobs: left there, the job would run outside its quota
                 self.pod_metadata[key] = for_pods
                 target = f"spec.template.metadata.{key}"
                 self.manifest.used_fields += [
                     FieldNote(f"metadata.{key}[{name}]", f"{target}[{name}]") for name in for_pods
                 ]
-            if own := {name: value for name, value in kept.items() if name not in for_pods}:
-                self.metadata[key] = own
+            if job_values := {name: value for name, value in values.items() if name not in for_pods}:
+                self.metadata[key] = job_values
         for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields"):
             self.manifest.skip("metadata", key, why=_REGENERATED)
         self.manifest.skip("metadata", "generateName", why="the object has a name")
 
     def size(self, trainer: TrainerTemplate, replicas: object, ranks: object) -> None:
-        """Settles the number of workers, and of ranks in each.
+        """Sets the number of workers, the number of ranks in each, and the maximum number of restarts.
 
-        Manifest and launcher may both say something; the manifest's workers and the launcher's ranks go first.
+        Manifest and launcher may both give numbers: for workers the manifest takes precedence, for ranks the launcher.
+
+        Args:
+            replicas: number of workers in the manifest; None: not given.
+            ranks: number of ranks of each worker in the manifest; None: not given.
         """
         launch = trainer.launch
         low, _, high = (launch.nodes if launch is not None else "").partition(":")
@@ -502,12 +540,12 @@ class Draft:
         number = number if number is not None or replicas is not None else (most or least)
         if number is None:
             number = 1
-            said = f", where {replicas!s:.60} stood" if replicas is not None else ""
-            self.to_do.append(f"spec.replicas: how many workers{said}")
+            replaced_text = f" in place of {replicas!s:.60}" if replicas is not None else ""
+            self.to_do.append(f"spec.replicas: write the number of workers{replaced_text}")
         self.put(number, "replicas")
         if least and most and "elasticPolicy" not in self.spec:
             self.put({"minReplicas": least, "maxReplicas": most}, "elasticPolicy")
-        self._ranks(trainer, ranks)
+        self._set_ranks(trainer, ranks)
         if launch is not None:
             restarts = trainer.number(launch.restarts)
             if restarts is not None and "maxRestarts" not in self.spec.get("failurePolicy", {}):
@@ -520,66 +558,73 @@ class Draft:
                     )
                 )
 
-    def _ranks(self, trainer: TrainerTemplate, ranks: object) -> None:
+    def _set_ranks(self, trainer: TrainerTemplate, ranks: object) -> None:
         if trainer.launch is None:
             if (trainer.accelerators or 1) > 1 or (trainer.number(ranks) or 1) > 1:
                 self.to_do.append(
-                    "spec.nprocPerNode: the command started one process a worker; one for each GPU is usual"
+                    "spec.nprocPerNode: the command started one process in each worker; usually there is one for each GPU"
                 )
             return
-        said = trainer.launch.ranks or ranks
-        number = trainer.number(said) if said else None
-        if number is None and said in ("", None, "auto", "gpu", *_variable(said)):
+        launcher_ranks = trainer.launch.ranks or ranks
+        number = trainer.number(launcher_ranks) if launcher_ranks else None
+        if number is None and launcher_ranks in ("", None, "auto", "gpu", *_variable(launcher_ranks)):
             number = trainer.accelerators
-        if number is None and said:
-            self.to_do.append(f"spec.nprocPerNode: how many ranks a worker has, where {said!s:.60} stood")
+        if number is None and launcher_ranks:
+            self.to_do.append(
+                f"spec.nprocPerNode: write the number of ranks of each worker in place of {launcher_ranks!s:.60}"
+            )
         if number not in (None, 1):
             self.put(number, "nprocPerNode")
 
     def accept(self, trainer: TrainerTemplate) -> None:
-        """Takes the template, and what was found out with it."""
+        """Sets the pod template and adds its notes to the draft."""
         template = self.spec["template"] = trainer.template
         for key, values in self.pod_metadata.items():
             metadata = template.setdefault("metadata", {})
-            # the template's own value is what its pods carried until now
+            # the template's own value wins: it is the one that the pods have had until now
             metadata[key] = {**values, **(metadata.get(key) or {})}
         if self.is_queued_by_kueue and self.spec.pop("suspend", False):
             self.skipped_fields.append(
-                FieldNote("suspend", "Kueue suspends jobs of other kinds; here it admits each pod")
+                FieldNote(
+                    "suspend",
+                    "Kueue suspends whole jobs of the kinds that it knows; it admits the pods of a TrainingJob instead",
+                )
             )
         self.skipped_fields += trainer.skipped_fields
         self.to_do += trainer.to_do
 
     def claims(self, manifest: Manifest, *path: str | int) -> None:
-        """Reports claims that another controller made and mounted by name."""
-        manifest.skip(*path, "volumeClaimPolicies", why="make the claims, and name them in spec.template.spec.volumes")
+        """Reports volume claims that another controller would create as left out."""
+        manifest.skip(
+            *path, "volumeClaimPolicies", why="create the claims yourself and name them in spec.template.spec.volumes"
+        )
 
     def build(self, source: str) -> Conversion:
-        """The job as it would be applied."""
-        _within(self.spec)
-        spec = {key: self.spec[key] for key in _ORDER if key in self.spec}
+        """Completes the job, validates it and returns it with all notes."""
+        _widen_elastic_range(self.spec)
+        spec = {key: self.spec[key] for key in _FIELD_ORDER if key in self.spec}
         job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": self.metadata, "spec": spec}
         placeholders = sorted(set(_placeholders([job["metadata"], _without_programs(spec.get("template", {}))])))
         if placeholders:
             self.to_do.append(
-                f"placeholders are left: {', '.join(placeholders)}; --set NAME=VALUE, or envsubst, fills them"
+                f"placeholders remain: {', '.join(placeholders)}; set them with --set NAME=VALUE or envsubst"
             )
         missing = sorted(_undeclared_volumes(spec.get("template", {})))
         if missing:
             self.to_do.append(
-                f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod begins without"
+                f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod can start without them"
             )
         to_do = [*self.to_do, THE_PROGRAM]
         try:
             parse_job(job)
-        except SpecError as refused:
-            to_do.insert(0, str(refused))
-        left = (*self.skipped_fields, *self.manifest.skipped_fields, *self.manifest.unused_fields())
-        return Conversion(source, job, tuple(self.manifest.used_fields), left, tuple(dict.fromkeys(to_do)))
+        except SpecError as error:
+            to_do.insert(0, str(error))
+        skipped_fields = (*self.skipped_fields, *self.manifest.skipped_fields, *self.manifest.unused_fields())
+        return Conversion(source, job, tuple(self.manifest.used_fields), skipped_fields, tuple(dict.fromkeys(to_do)))
 
 
 def _placeholders(tree: Any) -> Iterator[str]:
-    """Values that are nothing but a shell's variable: whoever applied the file put something in their place."""
+    """Yields values that are only a shell variable, which a script replaced before the file was applied."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
@@ -590,36 +635,37 @@ def _placeholders(tree: Any) -> Iterator[str]:
 
 
 def _without_programs(template: Mapping[str, Any]) -> dict[str, Any]:
-    """The template without commands, in which a shell's variables are meant."""
+    """Returns the template without commands, in which shell variables are intended."""
     pod = template.get("spec", {})
     containers = [
-        {key: value for key, value in one.items() if key not in ("command", "args")}
-        if isinstance(one, Mapping)
-        else one
-        for one in pod.get("containers", [])
+        {key: value for key, value in container.items() if key not in ("command", "args")}
+        if isinstance(container, Mapping)
+        else container
+        for container in pod.get("containers", [])
     ]
     return {**template, "spec": {**pod, "containers": containers}}
 
 
 def _undeclared_volumes(template: Mapping[str, Any]) -> set[str]:
-    """Volumes that containers mount and the template has not: their claims were made from elsewhere."""
+    """Returns the names of volumes that containers mount but the template lacks: another controller would have added them."""
     pod = template.get("spec", {})
-    there = {str(one.get("name")) for one in _mappings(pod.get("volumes"))}
+    declared = {str(volume.get("name")) for volume in _mappings(pod.get("volumes"))}
     containers = [*_mappings(pod.get("initContainers")), *_mappings(pod.get("containers"))]
-    return {str(one.get("name")) for each in containers for one in _mappings(each.get("volumeMounts"))} - there
+    mounts = (mount for container in containers for mount in _mappings(container.get("volumeMounts")))
+    return {str(mount.get("name")) for mount in mounts} - declared
 
 
 def _mappings(items: Any) -> list[Mapping[str, Any]]:
-    return [one for one in items if isinstance(one, Mapping)] if isinstance(items, list) else []
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
 
 
-def _variable(said: object) -> tuple[object, ...]:
-    """What is written, where it is a variable that nothing here sets: the accelerators are as good a guess."""
-    return (said,) if str(said).lstrip("'\"").startswith("$") else ()
+def _variable(value: object) -> tuple[object, ...]:
+    """Returns the value if it is a variable that is not set here: the number of accelerators is then the best guess."""
+    return (value,) if str(value).lstrip("'\"").startswith("$") else ()
 
 
-def _within(spec: Mapping[str, Any]) -> None:
-    """Widens the sizes of an elastic job to the one it begins with."""
+def _widen_elastic_range(spec: Mapping[str, Any]) -> None:
+    """Widens the range of an elastic job so that it contains `replicas`."""
     elastic, replicas = spec.get("elasticPolicy"), spec.get("replicas")
     if elastic is not None and isinstance(replicas, int):
         elastic["minReplicas"] = min(elastic.get("minReplicas", replicas), replicas)
@@ -631,11 +677,11 @@ def _within(spec: Mapping[str, Any]) -> None:
 
 WIDTH = 120
 _QUOTED = re.compile(r"[-+]?\.?\d|[yYnN]$")
-"""Texts that Kubernetes' reader of YAML takes for numbers or truth values where PyYAML's does not: `1e-4`."""
+"""Texts that the YAML parser of Kubernetes reads as numbers or booleans while PyYAML does not, such as `1e-4`."""
 
 
 def rendered(conversion: Conversion) -> str:
-    """Renders the job, with what became of each field above it."""
+    """Writes the job as YAML, below comments with the tasks of the user, the skipped and the used fields."""
     lines = [f"# Converted from {conversion.source}."]
     for title, entries in (
         ("To do before it is applied:", list(conversion.to_do)),
@@ -657,7 +703,7 @@ def rendered(conversion: Conversion) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes scripts as people do, line by line, and never an alias, which no reader of ours takes."""
+    """Writes scripts as block text, line by line, and never an alias, which the parser of jobs rejects."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True
@@ -672,7 +718,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _unused_field_lines(notes: Sequence[FieldNote]) -> Iterator[str]:
-    """One line for each reason, its fields in the order in which they stand."""
+    """Yields a line for each reason, with its fields in their original order."""
     by_reason: dict[str, list[str]] = {}
     for note in notes:
         by_reason.setdefault(note.text, []).append(note.path)
@@ -681,24 +727,24 @@ def _unused_field_lines(notes: Sequence[FieldNote]) -> Iterator[str]:
 
 
 # ---- gang scheduling -------------------------------------------------------------------------------------------------
-# Converts how other systems have a job's pods placed together. Kubeflow's operator is told once which gang scheduler it
-# serves, so a manifest may ask for a gang without a word of whose: then a person has to say it, and nothing is guessed.
+# Converts the gang scheduling of other systems. Kubeflow's operator is configured once with its gang scheduler, so a manifest
+# may ask for gang scheduling without naming the scheduler. The user then has to name it; nothing is guessed.
 
 _POLICY = ("spec", "runPolicy", "schedulingPolicy")
-_LEFT = SchedulingPolicy.UNSUPPORTED
+_SKIPPED = SchedulingPolicy.UNSUPPORTED
 
 
 def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
     """Converts a Kubeflow job's `runPolicy.schedulingPolicy`, its priority class excepted.
 
     Args:
-        scheduler_name: what the pods' template says; it tells whose gang it is.
+        scheduler_name: `schedulerName` of the pod template, by which the gang scheduler is recognized.
     """
     manifest = draft.manifest
     if manifest.peek(*_POLICY) is None:
         return
-    named = [gang for gang, one in GANG_SCHEDULERS.items() if one.scheduler_name == scheduler_name]
-    gang = next(iter(named), None)
+    gangs = [gang for gang, scheduler in GANG_SCHEDULERS.items() if scheduler.scheduler_name == scheduler_name]
+    gang = next(iter(gangs), None)
     if draft.is_queued_by_kueue:
         why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
         manifest.skip(*_POLICY, "queue", why=why)
@@ -708,20 +754,20 @@ def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
         draft.copy_field(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
     elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
         draft.to_do.append(
-            "spec.schedulingPolicy: name the gang scheduler, Coscheduling, if the cluster has it; nothing here says so"
+            "spec.schedulingPolicy: set gang to Coscheduling if the cluster has that scheduler; the manifest does not name one"
         )
     if gang is None:
         draft.copy_field(timeout, "runPolicy", "schedulingDeadlineSeconds")
-    for name, why in _LEFT.items():
+    for name, why in _SKIPPED.items():
         manifest.skip(*_POLICY, name, why=why)
 
 
 def gang_of_runtime(draft: Draft, runtime: Manifest) -> None:
-    """Converts a training runtime's `podGroupPolicy`, which names its scheduler."""
+    """Converts the `podGroupPolicy` of a training runtime, which names its gang scheduler."""
     path = ("spec", "podGroupPolicy")
-    named: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
-    runtime.skip(*path, "volcano", why="of gang schedulers Coscheduling alone is supported")
-    if "coscheduling" in named:
+    policy: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
+    runtime.skip(*path, "volcano", why="Coscheduling is the only supported gang scheduler")
+    if "coscheduling" in policy:
         draft.put("Coscheduling", "schedulingPolicy", "gang")
         seconds = runtime.take(
             *path, "coscheduling", "scheduleTimeoutSeconds", to="spec.schedulingPolicy.scheduleTimeoutSeconds"

@@ -1,6 +1,6 @@
-"""Tracks which fields of another system's object were taken over.
+"""Tracks which fields of another system's object were used in a conversion.
 
-Pure. A field that nobody asks for is reported as left out: whoever moves a job learns what it loses before it runs.
+Pure. A field that no converter reads is reported as left out, so that users know before the job runs which settings it loses.
 """
 
 from __future__ import annotations
@@ -18,69 +18,79 @@ NO_COUNTERPART = "a TrainingJob has no counterpart"
 
 @dataclass(frozen=True, slots=True)
 class FieldNote:
-    """One field, and what became of it.
-
-    Never its value, which may be a secret.
-    """
+    """A field and how the conversion used it. It never has the value, which may be a secret."""
 
     path: str
+    """Dotted path of the field."""
     text: str
+    """The TrainingJob's field that it became, or why it was left out."""
 
 
 class Manifest:
-    """One object of another system."""
+    """An object of another system that records which of its fields were read.
+
+    Args:
+        tree: the object.
+        root: prefix of every path in notes.
+    """
 
     def __init__(self, tree: Mapping[str, Any], root: str = "") -> None:
         self._tree, self._root = tree, root
-        self._open = dict.fromkeys(_leaves(tree))
+        self._unread = dict.fromkeys(_leaves(tree))
         self.used_fields: list[FieldNote] = []
         self.skipped_fields: list[FieldNote] = []
 
     def take(self, *path: Key, to: str = "") -> Any:
-        """Returns the value of a field, None where it is not there.
+        """Returns a copy of a field's value and marks the field as used; None if it is missing.
 
         Args:
-            to: the TrainingJob's field that it becomes; empty: it has told something, and is not reported.
+            to: the TrainingJob's field that it becomes; empty: the field is used without being reported.
         """
-        value = self._at(path)
+        value = self._value_at(path)
         if value is not None:
-            self._close(path)
+            self._mark_read(path)
             if to:
                 self.used_fields.append(FieldNote(dotted(path, self._root), to))
         return copy.deepcopy(value)
 
     def skip(self, *path: Key, why: str) -> None:
-        """Reports a field, where it is there, as left out."""
-        if self._at(path) is not None:
-            self._close(path)
+        """Reports a field as left out, if it exists.
+
+        Args:
+            why: why a TrainingJob does not need it.
+        """
+        if self._value_at(path) is not None:
+            self._mark_read(path)
             self.skipped_fields.append(FieldNote(dotted(path, self._root), why))
 
     def peek(self, *path: Key) -> Any:
-        """Returns a field's value, and leaves it to be taken."""
-        return self._at(path)
+        """Returns a field's value without marking the field as used; None if it is missing."""
+        return self._value_at(path)
 
     def length(self, *path: Key) -> int:
-        """How many items a list has; 0 where there is none."""
-        found = self._at(path)
-        return len(found) if isinstance(found, list) else 0
+        """Returns the number of items of a list; 0 if there is no list."""
+        value = self._value_at(path)
+        return len(value) if isinstance(value, list) else 0
 
     def unused_fields(self) -> list[FieldNote]:
-        """Lists what was neither taken nor left."""
-        return [FieldNote(dotted(path, self._root), NO_COUNTERPART) for path in self._open]
+        """Returns a note for each field that was neither used nor left out."""
+        return [FieldNote(dotted(path, self._root), NO_COUNTERPART) for path in self._unread]
 
-    def _at(self, path: tuple[Key, ...]) -> Any:
-        found: Any = self._tree
+    def _value_at(self, path: tuple[Key, ...]) -> Any:
+        value: Any = self._tree
         for key in path:
-            fits = isinstance(found, Mapping) if isinstance(key, str) else isinstance(found, list) and key < len(found)
-            found = (found.get(key) if isinstance(found, Mapping) else found[key]) if fits else None
-        return found
+            has_key = (
+                isinstance(value, Mapping) if isinstance(key, str) else isinstance(value, list) and key < len(value)
+            )
+            value = (value.get(key) if isinstance(value, Mapping) else value[key]) if has_key else None
+        return value
 
-    def _close(self, path: tuple[Key, ...]) -> None:
-        self._open = {leaf: None for leaf in self._open if leaf[: len(path)] != path}
+    def _mark_read(self, path: tuple[Key, ...]) -> None:
+        self._unread = {leaf: None for leaf in self._unread if leaf[: len(path)] != path}
 
 
 def dotted(path: tuple[Key, ...], root: str = "") -> str:
-    """`spec.replicaSpecs[0].name`."""
+    """Returns a path as text, such as `spec.replicaSpecs[0].name`."""
     text = root
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}"
@@ -88,7 +98,7 @@ def dotted(path: tuple[Key, ...], root: str = "") -> str:
 
 
 def _leaves(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
-    """Paths of values that hold no mapping; a list of plain values is one."""
+    """Yields the paths of scalar values; a list of scalars counts as one value."""
     children: list[tuple[Key, Any]] = []
     if isinstance(tree, Mapping):
         children = list(tree.items())
@@ -103,8 +113,7 @@ def _leaves(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
 
 
 # ---- conversion errors -----------------------------------------------------------------------------------------------
-# The error of this room.
 
 
 class NotConvertible(OperatorError):
-    """What a TrainingJob cannot be made of, and what to write instead."""
+    """The object cannot be converted to a TrainingJob. The message names the field and what to write instead."""

@@ -50,7 +50,7 @@ def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:
 def test_masters_and_workers_that_differ_are_said() -> None:
     job = pytorch_job()
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = {"spec": {"containers": [{"name": "pytorch"}]}}
-    assert "the Worker's is another" in one(job)[0].to_do[0]
+    assert "which differs from the Worker's" in one(job)[0].to_do[0]
 
 
 def test_a_job_that_never_restarts_does_not_here() -> None:
@@ -97,7 +97,7 @@ def test_a_command_line_is_a_job() -> None:
     assert spec.elastic_policy is not None
     assert (found.job["metadata"]["name"], spec.replicas, spec.nproc_per_node) == ("pre-train", 4, 8)
     assert (spec.elastic_policy.min_replicas, spec.failure_policy.max_restarts) == (2, 3)
-    with pytest.raises(NotConvertible, match="no torchrun"):
+    with pytest.raises(NotConvertible, match="does not begin with torchrun"):
         of_command(["python", "train.py"])
 
 
@@ -107,16 +107,16 @@ def test_placeholders_are_named_and_their_place_is_to_be_filled() -> None:
     job["spec"]["replicaSpecs"][0]["template"] = {"spec": {"containers": [{"name": "p", "image": "${IMAGE}"}]}}
     found, _ = one(job)
     told = "\n".join(found.to_do)
-    assert "spec.replicas: how many workers, where $NODES stood" in told
-    assert "placeholders are left: ${IMAGE}" in told
-    assert "write what each rank runs in place of CHANGE-ME" in told
+    assert "spec.replicas: write the number of workers in place of $NODES" in told
+    assert "placeholders remain: ${IMAGE}" in told
+    assert "replace CHANGE-ME by the command of one rank" in told
 
 
 def test_a_launcher_within_another_program_is_said() -> None:
     job = hyperpod_job()
     container = {"name": "p", "command": ["profile", "torchrun", "train.py"]}
     job["spec"]["replicaSpecs"][0]["template"] = {"spec": {"containers": [container]}}
-    assert any("`torchrun` is started by another program" in text for text in one(job)[0].to_do)
+    assert any("another program starts `torchrun`" in text for text in one(job)[0].to_do)
 
 
 def test_texts_that_other_readers_take_for_numbers_are_quoted() -> None:
@@ -126,7 +126,7 @@ def test_texts_that_other_readers_take_for_numbers_are_quoted() -> None:
 
 
 def test_a_file_without_a_job_is_refused_by_what_it_has() -> None:
-    with pytest.raises(NotConvertible, match="there is Service etcd"):
+    with pytest.raises(NotConvertible, match="it has Service etcd"):
         converted([{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "etcd"}}])
     with pytest.raises(NotConvertible, match="Master or a Worker"):
         converted([{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}])
@@ -244,7 +244,7 @@ def test_the_page_s_commands_end_with_a_valid_job(
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
     assert main(["convert", "-f", "-"]) == 0
-    assert "spec.replicas: how many workers, where $NUM_NODES stood" in capsys.readouterr().out
+    assert "spec.replicas: write the number of workers in place of $NUM_NODES" in capsys.readouterr().out
 
 
 def test_a_command_line_is_what_stands_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,8 +257,8 @@ def test_a_command_line_is_what_stands_behind_two_dashes(capsys: pytest.CaptureF
     ("content", "said"),
     [
         ("a: [", "this is not YAML"),
-        ("kind: Pod\napiVersion: v1", "no object here is one of PyTorchJob, TrainJob, HyperPodPyTorchJob, JobSet"),
-        ("", "there is nothing"),
+        ("kind: Pod\napiVersion: v1", "the file has none of PyTorchJob, TrainJob, HyperPodPyTorchJob, JobSet"),
+        ("", "it has no objects"),
     ],
 )
 def test_what_is_no_job_is_refused_in_a_sentence(

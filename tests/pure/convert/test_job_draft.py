@@ -59,8 +59,8 @@ def test_other_commands_start_no_launcher(line: str) -> None:
     ("line", "said"),
     [
         ("torchrun --nnodes 2", "starts no program"),
-        ("torchrun --nnodes", "no option --nnodes"),
-        ("torchrun --colour red a.py", "no option --colour"),
+        ("torchrun --nnodes", "option --nnodes"),
+        ("torchrun --colour red a.py", "option --colour"),
         ("accelerate launch a.py", "`accelerate` starts the ranks"),
         ("/usr/bin/deepspeed a.py", "`deepspeed` starts the ranks"),
     ],
@@ -101,7 +101,7 @@ def test_a_script_tells_what_it_sets() -> None:
     [
         ("torchrun a.py && torchrun b.py", "more than once"),
         ("cat <<E\nE\ntorchrun a.py", "here-document"),
-        ("torchrun 'a.py", "not understood"),
+        ("torchrun 'a.py", "cannot be parsed"),
     ],
 )
 def test_a_script_that_is_not_understood_is_refused(script: str, said: str) -> None:
@@ -158,7 +158,7 @@ def test_claims_that_another_controller_made_are_named_and_so_are_the_mounts_tha
     job["spec"]["replicatedJobs"][1]["template"]["spec"]["template"] = mounting("data")
     found, _ = one(job)
     text = rendered(found)
-    assert "spec.volumeClaimPolicies: make the claims, and name them in spec.template.spec.volumes" in text
+    assert "spec.volumeClaimPolicies: create the claims yourself and name them in spec.template.spec.volumes" in text
     assert any(told.startswith("spec.template.spec.volumes lacks data,") for told in found.to_do)
     job["spec"]["replicatedJobs"][1]["template"]["spec"]["template"] = mounting("scratch")
     assert not any("lacks" in told for told in one(job)[0].to_do)
@@ -173,7 +173,7 @@ def test_claims_of_a_hyperpod_job_are_named_wherever_they_stand(path: tuple[Any,
     at["volumeClaimPolicies"] = CLAIMS
     text = "spec.replicaSpecs[0].volumeClaimPolicies" if path else "spec.volumeClaimPolicies"
     assert {note.text for note in one(job)[0].skipped_fields if note.path == text} == {
-        "make the claims, and name them in spec.template.spec.volumes"
+        "create the claims yourself and name them in spec.template.spec.volumes"
     }
 
 
@@ -281,7 +281,7 @@ def test_the_pods_scheduler_tells_whose_gang_it_is(
     assert found.job["spec"].get("schedulingPolicy") == wanted
     assert found.job["spec"]["runPolicy"].get("schedulingDeadlineSeconds") == deadline
     assert job.spec == parse_job(found.job).spec
-    asked = any(told.startswith("spec.schedulingPolicy: name the gang scheduler") for told in found.to_do)
+    asked = any(told.startswith("spec.schedulingPolicy: set gang to Coscheduling") for told in found.to_do)
     assert asked == (wanted is None and "minAvailable" in policy)
     left = {note.path: note.text for note in found.skipped_fields}
     for name in ("minAvailable", "queue"):
