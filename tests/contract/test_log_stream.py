@@ -54,7 +54,7 @@ async def test_parts_come_before_the_stream_ends(served: tuple[LogServer, Api]) 
     server.parts = [b"one\n", more, "zwei ü\n".encode()]
     found = b""
     async with asyncio.timeout(30):
-        async for part in api.stream(PATH, {"follow": "true", "tailLines": 5}, 20.0):
+        async for part in api.stream_text(PATH, {"follow": "true", "tailLines": 5}, 20.0):
             found += part
             if found == b"one\n":
                 more.set()  # an answer that is gathered first would never come here
@@ -66,20 +66,20 @@ async def test_a_refusal_is_one(served: tuple[LogServer, Api]) -> None:
     server, api = served
     server.status = 403
     with pytest.raises(ApiError, match="no pods/log"):
-        _ = [part async for part in api.stream(PATH, {}, 20.0)]
+        _ = [part async for part in api.stream_text(PATH, {}, 20.0)]
 
 
 async def test_a_cut_and_a_silence_are_said_as_such(served: tuple[LogServer, Api]) -> None:
     server, api = served
     server.parts = [b"one\n", None]
     with pytest.raises(ApiUnreachable):
-        _ = [part async for part in api.stream(PATH, {}, 20.0)]
+        _ = [part async for part in api.stream_text(PATH, {}, 20.0)]
     never = asyncio.Event()
     server.parts = [b"one\n", never]
     found: list[bytes] = []
 
     async def read() -> None:
-        async for part in api.stream(PATH, {}, 0.2):
+        async for part in api.stream_text(PATH, {}, 0.2):
             found.append(part)
 
     async with asyncio.timeout(30):

@@ -82,7 +82,7 @@ def closed() -> int:
 
 async def reached(api: Api, *targets: dict[str, Any]) -> list[dict[str, Any]]:
     told = json.dumps([inspect.getsource(reach_program), targets])
-    ran = await api.run_in(PATH, "trainer", ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
+    ran = await api.exec_in_pod(PATH, "trainer", ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
     assert (ran.problem, ran.errors) == ("", "")
     found: list[dict[str, Any]] = json.loads(ran.output)
     return found
@@ -133,7 +133,7 @@ async def test_a_worker_without_an_operators_address_says_so(served: tuple[ExecS
 
 
 async def test_a_program_that_fails_leaves_its_words(served: tuple[ExecServer, Api]) -> None:
-    ran = await served[1].run_in(PATH, "trainer", ("python3", "-c", "import sys; sys.exit('no')"), "\n", SECONDS)
+    ran = await served[1].exec_in_pod(PATH, "trainer", ("python3", "-c", "import sys; sys.exit('no')"), "\n", SECONDS)
     assert (ran.output, ran.errors.strip(), ran.problem) == ("", "no", "command terminated with exit code 1")
 
 
@@ -141,11 +141,11 @@ async def test_a_refusal_and_a_cut_line_are_told_apart(served: tuple[ExecServer,
     server, api = served
     server.status = 403
     with pytest.raises(ApiError) as refused:
-        await api.run_in(PATH, "trainer", ("true",), "", SECONDS)
+        await api.exec_in_pod(PATH, "trainer", ("true",), "", SECONDS)
     assert refused.value.code == 403
     server.status, server.cut = 101, True
-    with pytest.raises(ApiUnreachable, match="ended before the program did"):
-        await api.run_in(PATH, "trainer", ("true",), "", SECONDS)
+    with pytest.raises(ApiUnreachable, match="closed before the program ended"):
+        await api.exec_in_pod(PATH, "trainer", ("true",), "", SECONDS)
 
 
 def test_the_program_needs_the_standard_library_alone() -> None:

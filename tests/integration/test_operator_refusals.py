@@ -112,7 +112,7 @@ async def begin(server_and_client: tuple[MemoryApi, Any]) -> AsyncIterator[Calla
             probe_port=0,
             node_reports=False,
         )
-        operator = ClusterOperator(Api(client, refused=RefusedCalls(0.3)), settings)
+        operator = ClusterOperator(Api(client, rejected_calls=RefusedCalls(0.3)), settings)
         running.append(asyncio.create_task(operator.run(ended)))
         return Stand(server, operator)
 

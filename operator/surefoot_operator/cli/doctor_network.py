@@ -120,7 +120,7 @@ async def run_probe(cluster: ClusterConnection, asker: ProbeWorker) -> tuple[Rea
     path = api_objects.core_path(asker.namespace, "pods", asker.pod) + "/exec"
     told = json.dumps([inspect.getsource(reach_program), asker.targets])
     try:
-        ran = await cluster.api.run_in(path, api_objects.TRAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
+        ran = await cluster.api.exec_in_pod(path, api_objects.TRAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
     except PlatformError as error:
         if isinstance(error, ApiError) and error.code == 403:
             return str(describe_api_error(error, Permission("create", "pods/exec", asker.namespace), cluster.server))

@@ -180,7 +180,7 @@ async def _pod_lines(
     follow = {"follow": "true"} if args.follow else {}
     rest = b""
     try:
-        async for chunk in cluster.api.stream(path, {**query, **follow}, _SILENCE_SECONDS):
+        async for chunk in cluster.api.stream_text(path, {**query, **follow}, _SILENCE_SECONDS):
             lines, rest = split_lines(rest + chunk)
             for line in rank_lines(rank, lines):
                 yield line

@@ -306,17 +306,17 @@ class ClusterOperator:
     def _readiness_failures(self) -> list[str]:
         # Until everything is listed nothing can be planned, so a list that is rejected counts from its second
         # rejection.
-        rejected_calls = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
+        rejected_calls = self._api.rejected_calls.disabling(time.monotonic(), at_once=not self._cache.complete)
         return [*([self._begun] if self._begun else []), *map(str, rejected_calls)]
 
     def _remarks(self) -> list[str]:
-        return [f"rejected: {call}" for call in self._api.refused.lasting(time.monotonic())]
+        return [f"rejected: {call}" for call in self._api.rejected_calls.lasting(time.monotonic())]
 
     async def _show_refused(self) -> None:
         """Publishes which calls the API server keeps rejecting, and logs each once, until cancelled."""
         logged_sentences: set[str] = set()
         while True:
-            rejected_calls = self._api.refused.lasting(time.monotonic())
+            rejected_calls = self._api.rejected_calls.lasting(time.monotonic())
             metrics.api_refused_calls.clear()
             for labels, count in counted(rejected_calls).items():
                 metrics.api_refused_calls.labels(*labels).set(count)

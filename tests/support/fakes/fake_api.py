@@ -33,7 +33,7 @@ class FakeApi:
         """With what each of these was asked for."""
         self.programs: dict[str, Callable[[Sequence[str], str], ExecResult]] = {}
         """Path -> what a command with an input leaves there."""
-        self.refused = RefusedCalls()
+        self.rejected_calls = RefusedCalls()
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0
@@ -45,11 +45,11 @@ class FakeApi:
     def check_allowed(self) -> None:
         """Whoever uses this one may write."""
 
-    def about(self, job: str) -> Api:
+    def with_job(self, job: str) -> Api:
         """Refusals are nobody's here: what reports them is `Api`."""
         return self.api
 
-    def unreported(self) -> Api:
+    def without_reports(self) -> Api:
         return self.api
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
@@ -61,7 +61,7 @@ class FakeApi:
             return {"items": items, "metadata": {"resourceVersion": str(self._version)}}
         raise ApiError(f"GET {path}", 404, "NotFound", "not found")
 
-    async def stream(
+    async def stream_text(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
     ) -> AsyncGenerator[bytes, None]:
         assert silence_seconds > 0
@@ -71,7 +71,9 @@ class FakeApi:
         self.queries.append(dict(query))
         yield self.texts[path].encode()
 
-    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> ExecResult:
+    async def exec_in_pod(
+        self, path: str, container: str, command: Sequence[str], told: str, seconds: float
+    ) -> ExecResult:
         assert seconds > 0
         await self._asked("EXEC", path)
         if path not in self.programs:

@@ -33,11 +33,11 @@ class JobServer:
         """What is said to a dry run; empty: it would be made."""
         self.refuses: dict[str, PlatformError] = {}
         """What is said to creates of a kind: `secrets`, `services`, `pods`."""
-        self.refused = RefusedCalls()
+        self.rejected_calls = RefusedCalls()
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
 
-    def about(self, job: str) -> JobServer:
+    def with_job(self, job: str) -> JobServer:
         assert job == self.stored["metadata"]["uid"]
         return self
 

@@ -124,7 +124,7 @@ class Api:
         client: The Kubernetes client with its connections.
         call_seconds: Time limit of one call.
         may_write: Called before each write; raises PlatformError to prevent it. None: every write is allowed.
-        refused: Records which calls are rejected repeatedly; None: a new record.
+        rejected_calls: Records which calls are rejected repeatedly; None: a new record.
         job: UID of the job for which calls are made; empty: for none in particular.
     """
 
@@ -133,12 +133,12 @@ class Api:
         client: Any,
         call_seconds: float = CALL_SECONDS,
         may_write: Callable[[], None] | None = None,
-        refused: RefusedCalls | None = None,
+        rejected_calls: RefusedCalls | None = None,
         job: str = "",
     ) -> None:
         self._client, self._call_seconds = client, call_seconds
         self._may_write = may_write
-        self.refused = RefusedCalls() if refused is None else refused
+        self.rejected_calls = RefusedCalls() if rejected_calls is None else rejected_calls
         """The calls that are rejected repeatedly, through this object and its copies."""
         self._job = job
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
@@ -148,20 +148,20 @@ class Api:
 
         `may_write` raises PlatformError to prevent the write, as a replica that lost its lease must.
         """
-        return Api(self._client, self._call_seconds, may_write, self.refused, self._job)
+        return Api(self._client, self._call_seconds, may_write, self.rejected_calls, self._job)
 
-    def about(self, job: str) -> Api:
+    def with_job(self, job: str) -> Api:
         """Returns a copy whose rejected calls are recorded as those of the job with this UID."""
-        return Api(self._client, self._call_seconds, self._may_write, self.refused, job)
+        return Api(self._client, self._call_seconds, self._may_write, self.rejected_calls, job)
 
-    def unreported(self) -> Api:
+    def without_reports(self) -> Api:
         """Returns a copy with the same connections whose rejected calls are not recorded here."""
         return Api(self._client, self._call_seconds, self._may_write)
 
     def with_own_connections(self) -> Api:
         """Returns a copy with its own connections."""
         client = ApiClient(self._client.configuration)
-        return Api(client, self._call_seconds, self._may_write, self.refused, self._job)
+        return Api(client, self._call_seconds, self._may_write, self.rejected_calls, self._job)
 
     def check_allowed(self) -> None:
         """Raises PlatformError if this replica may not write now."""
@@ -212,14 +212,14 @@ class Api:
             async with response:
                 if response.status != 200:
                     raise self._record_rejection(call, parse_error(call_text, response.status, await response.text()))
-                self.refused.accept(call, time.monotonic())
+                self.rejected_calls.accept(call, time.monotonic())
                 yield {"type": "OPEN"}
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise self._record_no_response(call, ApiUnreachable(call_text, error)) from error
 
-    async def stream(
+    async def stream_text(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
     ) -> AsyncGenerator[bytes, None]:
         """Yields the parts of a growing text, such as a log, until the server ends it.
@@ -239,7 +239,9 @@ class Api:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ApiUnreachable(call_text, error) from error
 
-    async def run_in(self, path: str, container: str, command: Sequence[str], stdin: str, seconds: float) -> ExecResult:
+    async def exec_in_pod(
+        self, path: str, container: str, command: Sequence[str], stdin: str, seconds: float
+    ) -> ExecResult:
         """Runs a program in a container; see `exec_in_pod`."""
         return await exec_in_pod(self._client, path, container, command, stdin, seconds)
 
@@ -269,20 +271,22 @@ class Api:
             raise self._record_no_response(call, ApiUnreachable(call_text, error)) from error
         if not 200 <= response.status < 300:
             raise self._record_rejection(call, parse_error(call_text, response.status, text))
-        self.refused.accept(call, time.monotonic())
+        self.rejected_calls.accept(call, time.monotonic())
         return text
 
     def _record_rejection(self, call: ApiCall, error: ApiError) -> ApiError:
         """Records an error response, unless it is one that a correct operator gets too; returns the error."""
         if api_objects.is_there(call, error):
-            self.refused.accept(call, time.monotonic())
+            self.rejected_calls.accept(call, time.monotonic())
         elif not api_objects.is_ordinary(call, error):
             response_text = f"{error.code} {error.reason}"
-            self.refused.refuse(call, api_objects.cause_of(error), error.sentence, response_text, time.monotonic())
+            self.rejected_calls.refuse(
+                call, api_objects.cause_of(error), error.sentence, response_text, time.monotonic()
+            )
         return error
 
     def _record_no_response(self, call: ApiCall, error: ApiUnreachable) -> ApiUnreachable:
-        self.refused.refuse(call, "silent", str(error), "no answer", time.monotonic())
+        self.rejected_calls.refuse(call, "silent", str(error), "no answer", time.monotonic())
         return error
 
     async def _send_request(

@@ -204,7 +204,7 @@ class KubernetesPlatform:
         access: MemoryTierCredentials | None = None,
         settings: pods.PodSettings | None = None,
     ) -> None:
-        self._cache, self._api = cache, cache.api.about(uid)
+        self._cache, self._api = cache, cache.api.with_job(uid)
         self._job_identity = api_objects.JobIdentity(namespace, name, uid)
         self._last_valid_job: TrainingJob | None = None
         """The job with its newest valid spec."""
@@ -260,7 +260,7 @@ class KubernetesPlatform:
 
     def refused_calls(self) -> tuple[RefusedCall, ...]:
         """Returns the calls that were rejected in the last minutes; makes no call, so it works during an outage."""
-        return self._api.refused.of_job(self._job_identity.uid, time.monotonic())
+        return self._api.rejected_calls.of_job(self._job_identity.uid, time.monotonic())
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         stored = self._read_stored_job()

@@ -189,7 +189,7 @@ class WatchedObjects:
         """Why the server does not let this operator watch the kind; empty: it does, or has not answered yet."""
         self._optional, self._trim = optional, kept
         self._was_interrupted = False
-        self._api, self._selector, self._on_event = api.unreported() if optional else api, selector, on_event
+        self._api, self._selector, self._on_event = api.without_reports() if optional else api, selector, on_event
         self._list_version = ""
         self._deleted_uids: OrderedDict[str, None] = OrderedDict()
         self._uids_of_own_writes: set[str] = set()
