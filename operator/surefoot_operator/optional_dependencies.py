@@ -29,6 +29,7 @@ def require_extra(command: str, extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
+        # any other missing module is a bug, whose traceback must stay visible
         if name not in _MODULES_BY_EXTRA[extra]:
             raise
         raise SystemExit(f"{command}: {hint(name, extra)}") from None

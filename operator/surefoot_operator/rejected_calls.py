@@ -101,6 +101,7 @@ class RefusedCalls:
         record = self._refused.get(call)
         if record is None and not self._has_room(call, now):
             return
+        # a call that was not repeated for so long starts a new series
         if record is None or now - record.last_seconds > FORGOTTEN_SECONDS:
             record = RefusedCall(call, cause, sentence, answer, now, now, 0)
         self._refused[call] = replace(
@@ -145,6 +146,7 @@ class RefusedCalls:
 
     def _disables(self, refused: RefusedCall) -> bool:
         call = refused.call
+        # one job's status may be rejected for its content: only if no status was accepted since, all are affected
         if call.resource != STATUS:
             return _affects_every_job(call)
         return self._accepted.get((call.verb, call.resource), -1.0) < refused.first_seconds

@@ -139,6 +139,7 @@ def declared_fields(cls: typing.Hashable) -> dict[str, DeclaredField]:
 
 def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:
     declared, is_list, words = ANYTHING, False, ()
+    # unwraps Annotated[...], X | None, X | Literal[...] and tuple[X, ...], whatever their nesting
     while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType, tuple):
         if origin is Annotated:
             declared, hint = hint.__metadata__[0], hint.__origin__
@@ -203,6 +204,7 @@ def read(cls: type[T], body: object, path: str, values: Mapping[str, Any] | None
         if field.attribute in attributes:
             continue
         value = fields.get(name)
+        # null is the same as a missing field, as for an API server
         if value is not None:
             attributes[field.attribute] = _read_value(field, value, f"{path}.{name}")
         elif field.required:
@@ -340,14 +342,15 @@ def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
 
 def _bytes_of(quantity: object) -> int | None:
     """Returns the bytes of a quantity; None if it is not one. Fractions of a byte are rounded up, as Kubernetes does."""
+    # bool is a subclass of int, but `true` is no size
     if isinstance(quantity, bool) or not isinstance(quantity, int | str):
         return None
     match = re.fullmatch(QUANTITY, str(quantity))
     if match is None:
         return None
-    whole, fraction, suffix = match[1], (match[2] or ".")[1:], match[3]
+    integer, fraction, suffix = match[1], (match[2] or ".")[1:], match[3]
     # integer arithmetic: a float would lose bytes above 2**53
-    scaled = int(whole + fraction) * _SUFFIX_FACTORS[suffix]
+    scaled = int(integer + fraction) * _SUFFIX_FACTORS[suffix]
     return -(-scaled // int(10 ** len(fraction)))
 
 

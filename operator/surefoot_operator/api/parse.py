@@ -95,6 +95,8 @@ def read_template(body: object) -> Template:
     _check_metadata(raw.get("metadata"))
     pod = require_mapping(raw.get("spec"), f"{_PATH}.spec")
     _check_pod(pod)
+
+    # every container is checked before the rules, which read their names
     containers = pod.get("containers")
     path = f"{_PATH}.spec.containers"
     if not isinstance(containers, list):
@@ -243,6 +245,7 @@ def check_nodes(root: yaml.Node) -> None:
         node, done = stack.pop()
         children = _children(node)
         if done:
+            # all children are counted: an alias to a counted node adds its values again
             open_nodes.discard(id(node))
             child_counts = [counts[id(child)] for child in children]
             values = 1 + sum(value_count for value_count, _ in child_counts)
@@ -250,6 +253,7 @@ def check_nodes(root: yaml.Node) -> None:
             if counts[id(node)][0] > MAX_VALUES or counts[id(node)][1] > MAX_DEPTH:
                 raise SpecError("the document", Redacted("its size"), _SIZE)
         elif id(node) not in counts:
+            # a node that is reached again below itself
             if id(node) in open_nodes:
                 raise SpecError(
                     "the document",
@@ -357,6 +361,7 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
     job = TrainingJob(
         name=name,
         namespace=_read_name(metadata.get("namespace", "default"), "namespace", _NAMESPACE, _NAMESPACES),
+        # `surefoot local` has no API server that would generate a uid
         uid=uid or _read_name(metadata.get("uid", name), "uid", _UID, _UIDS),
         metadata_generation=int(
             require_number(metadata.get("generation", 1), "metadata.generation", Field(), is_integer=True)

@@ -649,6 +649,7 @@ def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
     if policy is None:
         return (spec.replicas,)
     if policy.replica_discrete_values:
+        # users may write the values in any order
         return tuple(sorted(policy.replica_discrete_values))
     return tuple(range(policy.min_replicas, policy.max_replicas + 1, policy.replica_increment_step))
 
@@ -686,6 +687,7 @@ def size_limit_needed(spec: TrainingJobSpec) -> tuple[int, str]:
     if expected_bytes is None:
         return 0, ""
     nodes, checkpoint_count = min(allowed_sizes(spec)), checkpoints_in_memory(spec)
+    # copies are on different nodes, so a small job has fewer of them; the total is spread evenly and rounded up
     copies = min(memory.replicas, nodes)
     needed_bytes = -(-checkpoint_count * copies * expected_bytes // nodes)
     explanation = (

@@ -356,7 +356,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """All durable state of a job: what the operator must still know after a restart."""
+    """All durable state of a job, which the operator needs again after a restart."""
 
     phase: Phase = "Pending"
     """Summary of the job's state in one word, derived from the other fields."""

@@ -203,6 +203,7 @@ def _read(body: dict[str, Any]) -> JobStatus:
             ".schemaVersion",
             f"is {version!r:.40}, not {SCHEMA_VERSION}: an operator of another version wrote the status",
         )
+    # members and servers are texts in JSON: read them apart from the fields of the dataclass
     members: Members = ()
     servers = _parse_servers(_read_texts(body, "assignedServers", ""))
     body.pop("assignedServers", None)

@@ -90,6 +90,7 @@ def topology_path(labels: Mapping[str, str], topology_key: str = HOSTNAME) -> tu
     Empty: the node has no topology label.
     """
     path = [next(_values(labels, level), "") for level in levels(topology_key)]
+    # a missing label between two others stays as "", so that paths of different nodes compare level by level
     while path and not path[-1]:
         path.pop()
     return tuple(path)

@@ -41,11 +41,15 @@ def convert_pytorch_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> Non
     """Converts Kubeflow's PyTorchJob."""
     manifest = draft.manifest
     draft.describe()
+
+    # limits and cleanup
     for name, field in _RUN_POLICY.items():
         draft.copy_field(("spec", "runPolicy", name), "runPolicy", field)
     draft.copy_field(("spec", "runPolicy", "suspend"), "suspend")
     clean_pod_policy(draft, ("spec", "runPolicy", "cleanPodPolicy"))
     manifest.skip("spec", "runPolicy", "managedBy", why="it names a controller of PyTorchJobs")
+
+    # elasticity
     for name, why in _LEFT_OUT_OF_PYTORCH_JOB.items():
         manifest.skip("spec", "elasticPolicy", name, why=why)
     draft.copy_field(("spec", "elasticPolicy", "minReplicas"), "elasticPolicy", "minReplicas")
@@ -81,8 +85,10 @@ def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
         draft.to_do.append(
             "spec.template is that of the Master, which differs from the Worker's: in a TrainingJob all workers have the same template"
         )
+    # master and workers together are the replicas; a placeholder among them becomes a task for the user
     numbers = [trainer.number(count) for count in counts]
     replicas = sum(n for n in numbers if n is not None) if None not in numbers else counts[numbers.index(None)]
+
     for role in roles:
         _restart_policy(draft, (*root, role, "restartPolicy"))
     priority = manifest.take(
@@ -90,6 +96,7 @@ def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
     )
     if priority is not None:
         trainer.template["spec"].setdefault("priorityClassName", priority)
+    # the scheduler of the pods identifies the gang scheduler, so the template comes first
     draft.accept(trainer)
     job_draft.gang_of_run_policy(draft, trainer.template["spec"].get("schedulerName"))
     draft.size(trainer, replicas, ranks)
@@ -130,6 +137,8 @@ def convert_hyperpod_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> No
     manifest = draft.manifest
     draft.describe()
     policy = ("spec", "runPolicy")
+
+    # limits and cleanup
     draft.copy_field((*policy, "jobMaxRetryCount"), "runPolicy", "backoffLimit")
     draft.copy_field((*policy, "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
     draft.copy_field((*policy, "suspend"), "suspend")
@@ -143,6 +152,8 @@ def convert_hyperpod_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> No
         why="trainers restart in place while their worker runs",
     )
     manifest.skip(*policy, "workerMaxRetryCount", why="restarts are limited for the job, not for a worker")
+
+    # elasticity
     for name, field in _ELASTIC.items():
         draft.copy_field(("spec", "elasticPolicy", name), "elasticPolicy", field)
     draft.copy_field(
@@ -169,6 +180,7 @@ def _convert_monitoring(draft: Draft) -> None:
             seconds["startup"] += [startup_seconds] if isinstance(startup_seconds, int) else []
             seconds["step"] += [step_seconds] if isinstance(step_seconds, int) else []
             draft.manifest.skip(*root, index, why=_SKIPPED_MONITORING)
+    # several rules may watch the same job: only the longest limit tolerates what each of them does
     if seconds["startup"]:
         draft.put(max(seconds["startup"]), "runPolicy", "startupDeadlineSeconds")
     if seconds["step"]:
@@ -229,6 +241,8 @@ def convert_job_set(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
     for name, why in _LEFT_OUT_OF_JOB_SET.items():
         manifest.skip("spec", name, why=why)
     draft.claims(manifest, "spec")
+
+    # the group of pods that trains becomes the job's template
     group_index = group_that_trains(draft)
     root = ("spec", "replicatedJobs", group_index)
     template = manifest.take(*root, "template", "spec", "template", to="spec.template")
@@ -247,6 +261,7 @@ def convert_job_set(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
         manifest.skip(*root, name, why="a TrainingJob is one group of equal workers")
     manifest.skip(*root, "dependsOn", why="put tasks that must end first into an init container, or apply them before")
     draft.accept(trainer)
+    # each of the replicated Jobs has `parallelism` pods
     numbers = [trainer.number(1 if count is None else count) for count in (groups, pods)]
     are_integers = numbers[0] is not None and numbers[1] is not None
     draft.size(trainer, (numbers[0] or 1) * (numbers[1] or 1) if are_integers else f"{groups} × {pods}", None)
@@ -316,6 +331,8 @@ def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -
         manifest.skip("spec", name, why="it patches the pods: write the patched fields into template.spec")
         if manifest.peek("spec", name) is not None:
             draft.to_do.append(f"spec.{name} patches the pods: write the patched fields into spec.template")
+
+    # image, resources and number of nodes may come from the runtime, which the job overrides
     name = str(manifest.peek("spec", "runtimeRef", "name") or "")
     manifest.take("spec", "runtimeRef", to="spec.template")
     runtime = Manifest(runtimes.get(name) or {}, f"{name}:")
@@ -365,6 +382,7 @@ def _read_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict
                 if other != index:
                     runtime.skip(*groups, other, why="put tasks that must end first into an init container")
             return {**template, "spec": {**template["spec"], "containers": [dict(trainers[0]), *others]}}, policy
+    # without the runtime, the job's own command and image still make a template to complete
     return {"spec": {"containers": [{"name": "node"}]}}, policy
 
 
@@ -423,6 +441,7 @@ def converted(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Conversion],
         try:
             convert(draft, runtimes)
         except (AttributeError, TypeError) as error:
+            # converters assume the types of the API and check none of them
             raise NotConvertible(f"{name} has a field of a type that its API does not allow ({error})") from error
         conversions.append(draft.build(name))
     if not conversions:
@@ -444,11 +463,13 @@ def of_command(words: Sequence[str]) -> Conversion:
     launch = read_launch(words)
     if launch is None:
         raise NotConvertible("the command line does not begin with torchrun")
+    # a template with that command goes the way of all others, which removes the launcher
     draft = Draft(Manifest({}))
     trainer = trainer_template(
         {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}, (), "the command"
     )
     script = next((word for word in launch.program[1:] if not word.startswith("-")), "training")
+    # the script's name as a Kubernetes name
     stem = script.rsplit("/", 1)[-1].removesuffix(".py").replace("_", "-").replace(".", "-").lower()
     draft.metadata["name"] = stem.strip("-") or "training"
     draft.accept(trainer)

@@ -93,6 +93,7 @@ def read_launch(words: Sequence[str]) -> LauncherCommand | None:
     program = tuple(words[index:])
     if not program:
         raise NotConvertible(f"{name} starts no program")
+    # torchrun starts scripts and modules with its own interpreter, unless --no-python is given
     if "no-python" not in options:
         program = ("python", "-m", *program) if {"m", "module"} & options.keys() else ("python", *program)
     return LauncherCommand(
@@ -182,10 +183,12 @@ def without_launcher(text: str) -> RewrittenScript:
     launches: list[tuple[_Command, int, LauncherCommand]] = []
     commands = _split_commands(text)
     for command in commands:
+        # a command of nothing but assignments sets variables, which later options may use
         matches = [_ASSIGNMENT.fullmatch(word) for word in command.words if word != "export"]
         if all(matches):
             variables |= {m[1]: unquoted(m[2]) for m in matches if m is not None}
             continue
+        # the launcher may follow `exec`, `time` or assignments for its environment
         plain = (i for i, word in enumerate(command.words) if word not in _BEFORE and not _ASSIGNMENT.fullmatch(word))
         start = next(plain, len(command.words))
         launch = read_launch(command.words[start:])
@@ -537,6 +540,7 @@ class Draft:
         low, _, high = (launch.nodes if launch is not None else "").partition(":")
         least, most = trainer.number(low), trainer.number(high)
         number = trainer.number(replicas) if replicas is not None else None
+        # the launcher's number counts only if the manifest gives none; of a range, the larger
         number = number if number is not None or replicas is not None else (most or least)
         if number is None:
             number = 1
@@ -560,6 +564,7 @@ class Draft:
 
     def _set_ranks(self, trainer: TrainerTemplate, ranks: object) -> None:
         if trainer.launch is None:
+            # without a launcher, the command itself is the only rank of each worker
             if (trainer.accelerators or 1) > 1 or (trainer.number(ranks) or 1) > 1:
                 self.to_do.append(
                     "spec.nprocPerNode: the command started one process in each worker; usually there is one for each GPU"
@@ -567,6 +572,7 @@ class Draft:
             return
         launcher_ranks = trainer.launch.ranks or ranks
         number = trainer.number(launcher_ranks) if launcher_ranks else None
+        # "one for each GPU", in the ways that launchers write it
         if number is None and launcher_ranks in ("", None, "auto", "gpu", *_variable(launcher_ranks)):
             number = trainer.accelerators
         if number is None and launcher_ranks:
@@ -615,6 +621,7 @@ class Draft:
                 f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod can start without them"
             )
         to_do = [*self.to_do, THE_PROGRAM]
+        # the operator would reject the job with the same message
         try:
             parse_job(job)
         except SpecError as error:

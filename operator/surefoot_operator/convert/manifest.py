@@ -86,6 +86,7 @@ class Manifest:
         return value
 
     def _mark_read(self, path: tuple[Key, ...]) -> None:
+        # everything below a field is read with it
         self._unread = {leaf: None for leaf in self._unread if leaf[: len(path)] != path}
 
 
