@@ -239,7 +239,7 @@ async def test_a_first_message_that_is_no_hello_or_of_a_foreign_version_is_refus
         assert "Stopped, not Hello" in (await agent.heard(HelloRejected)).reason
     async with FakeAgent(stand.server.url, None) as agent:
         await agent.say_text(json.dumps({"v": 99, "type": "Hello"}))
-        assert "speaks version 99" in (await agent.heard(HelloRejected)).reason
+        assert "has protocol version 99" in (await agent.heard(HelloRejected)).reason
 
 
 async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_not_delayed(standing: Standing) -> None:

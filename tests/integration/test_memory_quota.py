@@ -137,7 +137,7 @@ async def test_a_job_is_held_to_its_own_limit_and_told_by_name(stand: Stand) -> 
     stand.follow(GREEDY, size_limit_bytes=8 * PIECE)
     first, second = save(client, 10, 6), save(client, 20, 6)
     assert "more than its sizeLimit of 8.39 MB" in await stand.closed(GREEDY)
-    with pytest.raises(TierFull, match="more than its part there"):
+    with pytest.raises(TierFull, match="used up its share there"):
         save(client, 30, 1)
     assert client.index().manifests == (first, second), "what is complete is left to the rules of the job"
     client.drop(first.save, 1, first.chunks)

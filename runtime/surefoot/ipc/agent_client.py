@@ -287,6 +287,7 @@ class AgentBackend:
 
     @property
     def attached(self) -> Attached:
+        """The agent's description of this rank's generation."""
         assert self._attached is not None, "connect() waits for it"
         return self._attached
 
@@ -383,6 +384,7 @@ class AgentBackend:
         self._has_new_metrics = self._has_new_metrics or message.skipped or message.progress.stall_seconds is not None
 
     def report_pause(self, message: PauseReport) -> None:
+        """Reports the start or the end of an announced pause."""
         self._send_message(message)
 
     def is_barrier_at(self, step: int) -> bool:
@@ -400,22 +402,26 @@ class AgentBackend:
                 self._changed.wait(1.0)
 
     def min_interval_exponent(self) -> int:
+        """Returns the least interval exponent, as the agent sent it last."""
         with self._changed:
             return self._interval_exponent
 
     def report_restore(
         self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
     ) -> None:
+        """Reports that the rank has restored its state, and its metrics."""
         with self._changed:
             self._last_step = max(self._last_step, step)
         self._send_message(line.RestoreDone(step, source, size_bytes, seconds, odd))
         self._report_metrics()
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        """Reports an unreadable checkpoint, and the metrics."""
         self._send_message(line.RestoreFailed(checkpoint, absent, detail))
         self._report_metrics()
 
     def notify(self, reason: str, text: str) -> None:
+        """Asks the agent for an event with this reason and message."""
         self._send_message(line.TrainerNotice(reason, text))
 
     def flush(self, wait_seconds: float) -> bool:

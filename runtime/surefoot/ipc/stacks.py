@@ -38,6 +38,7 @@ class CapturedStack:
     """The stack of one rank's main thread."""
 
     rank: int
+    """Global rank of the trainer."""
     text: str
     """The stack as faulthandler writes it; empty: there is none."""
     why: str = ""

@@ -97,7 +97,9 @@ class RunningServer:
     """A running server, which its starter must stop."""
 
     process: subprocess.Popen[bytes]
+    """The process of redis-server."""
     settings: ServerSettings
+    """The configuration that it was started with."""
     instance: str
     """First digits of its run id."""
 

@@ -98,6 +98,7 @@ def _resolve_hints(cls: Hashable) -> Mapping[str, Any]:
 
 @functools.cache
 def _build_mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
+    """Makes the msgspec struct of a dataclass; cached, because it is needed for each message."""
     cls = typing.cast(type[Any], dataclass_type)
     flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
     fields = [*([] if tag is None else [("v", int)]), *_mirror_fields(cls, shape)]
@@ -133,6 +134,7 @@ def to_dataclass(cls: type[T], struct: msgspec.Struct) -> T:
 
 
 def _mirror_fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
+    """Yields the struct's fields: name, type and perhaps default; inlined dataclasses yield their own."""
     for field in dataclasses.fields(cls):
         hint = hints_of(cls)[field.name]
         if FLAT in field.metadata:
@@ -143,6 +145,7 @@ def _mirror_fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
 
 
 def _mirror_type(hint: Any, shape: JsonShape) -> Any:
+    """Replaces dataclasses within a type hint by their structs."""
     if dataclasses.is_dataclass(hint):
         return build_struct(typing.cast(type[Any], hint), shape)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -153,6 +156,7 @@ def _mirror_type(hint: Any, shape: JsonShape) -> Any:
 
 
 def _field_default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
+    """Returns the default of a field as a tuple of one; empty if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return (msgspec.field(default_factory=field.default_factory),)
     if field.default is dataclasses.MISSING:
@@ -208,6 +212,7 @@ def _hint_at(hint: Any, name: str) -> Any:
 
 
 def _known_field_names(hint: Any) -> set[str]:
+    """Returns the JSON names of all fields that a type has, and those of a message's header."""
     names = {"v", "type"}
     for option in (hint, *get_args(hint)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
@@ -216,6 +221,7 @@ def _known_field_names(hint: Any) -> set[str]:
 
 
 def _describe_mismatch(sentence: str, value: object, hint: Any) -> str:
+    """Describes a value of the wrong type, to be read after its path."""
     options = [
         literal for option in (hint, *get_args(hint)) if get_origin(option) is Literal for literal in get_args(option)
     ]
@@ -276,6 +282,7 @@ class Codec:
         return self._decode_slowly(text)
 
     def _decode_slowly(self, text: str | bytes) -> Any:
+        """Decodes a message with Python's JSON parser; raises ProtocolError that names what does not fit."""
         try:
             bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)

@@ -231,6 +231,7 @@ class RankStack:
     """Ranks of one worker whose main threads have the same stack."""
 
     ranks: tuple[int, ...]
+    """Global ranks of these trainers."""
     stack: str
     """Digest of all frames: equal on every node that runs the same program at the same place."""
     text: str

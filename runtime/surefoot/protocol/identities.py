@@ -17,7 +17,9 @@ class Checkpoint:
     """
 
     generation: int
+    """Generation that saved it; negative: of the source job, negated."""
     step: int
+    """Number of finished optimizer steps."""
 
     @property
     def imported(self) -> bool:
@@ -52,8 +54,11 @@ class RankSave:
     """Identifies the save of one rank at one step of one generation."""
 
     generation: int
+    """Generation that saved it."""
     step: int
+    """Number of finished optimizer steps."""
     rank: int
+    """Global rank in that generation."""
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -98,6 +103,7 @@ class MemoryServerId(NamedTuple):
     """Identifies a memory server of a node through its restarts: its instances follow each other."""
 
     node: str
+    """Name of the node."""
     server_index: int
     """Which of the node's servers it is, from 0."""
 
@@ -110,8 +116,11 @@ class MemoryServerEndpoint:
     """Where an instance of a memory server can be reached."""
 
     instance: MemoryServerInstance
+    """The run of the server that this endpoint is for."""
     host: str
+    """Its IP address or host name."""
     port: int
+    """Its TCP port."""
     domain: str
     """Its failure domain, a value of the topology; its node's name where no topology is known."""
     tls: bool = False
@@ -134,6 +143,7 @@ class LocalMemoryServers:
     """The memory servers of this process' node and their Unix sockets, which cost less than TCP."""
 
     node: str
+    """Name of the node that this process runs on."""
     socket: str
     """Path of the socket. `{server}` in it is replaced by the server's index; without it only server 0 has a socket."""
 

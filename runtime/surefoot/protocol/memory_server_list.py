@@ -61,6 +61,7 @@ class MemoryServerList:
         return message
 
     def _apply_changes(self, changes: MemoryServerChanges) -> None:
+        """Removes and adds servers; a changed endpoint replaces its predecessor."""
         for instance in changes.removed:
             # a lost or repeated change would otherwise go unnoticed until a restore misses a server
             if self._sent.pop(instance, None) is None:
@@ -74,6 +75,7 @@ class MemoryServerList:
 
 
 def _endpoint_row(endpoint: MemoryServerEndpoint) -> tuple[str, str, str, int, str, bool, int]:
+    """Converts an endpoint to its short form in `MemoryServerChanges.added`."""
     instance = endpoint.instance
     domain = "" if endpoint.domain == instance.node else endpoint.domain
     return instance.node, instance.run_id, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server_index

@@ -135,6 +135,7 @@ class RankActivity(NamedTuple):
     """
 
     rank: int
+    """Global rank."""
     work: int
     """Size of the rank's work (elements of its model): only ranks with equal work are compared."""
     observations: int

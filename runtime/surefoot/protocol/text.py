@@ -34,6 +34,7 @@ def is_plain_json(text: str) -> bool:
 
 
 def _escaped(match: re.Match[str]) -> str:
+    """Returns the visible escape of one control character."""
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 

@@ -269,6 +269,7 @@ class _MetricsCollector(Collector):
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
+        """Yields all metrics; values of servers that do not reply are left out."""
         states = self._states
         ready = "Whether the server's memory is prefaulted, or a job uses it already."
         yield from _gauge_of_servers("up", "Whether the server replies.", [float(state.up) for state in states])

@@ -96,6 +96,7 @@ class LineageEntry:
     """A committed generation and the checkpoint that it branched from."""
 
     generation: int
+    """Number of the generation."""
     parent: Checkpoint | None
     """Checkpoint that the generation restored; None: it started at step 0. The source job's (`Checkpoint.imported`) has
     no entry in this lineage."""

@@ -60,6 +60,7 @@ UNKNOWN_TOPOLOGY = Topology()
 
 
 def _highest_differing_level(paths: Mapping[str, Path]) -> int | None:
+    """Returns the first index at which paths of equal length differ; None if they do not."""
     depth = len(next(iter(paths.values()), ()))
     return next((level for level in range(depth) if len({path[level] for path in paths.values()}) > 1), None)
 
@@ -322,9 +323,11 @@ class _LoadCounter:
         self._heap = [(0, place) for place in range(places)]
 
     def add(self, place: int) -> None:
+        """Adds one to the load of a place."""
         self.of[place] += 1
 
     def least_loaded(self) -> int:
+        """Returns the index of the first place with the lowest load."""
         while True:
             load, place = self._heap[0]
             if load == self.of[place]:

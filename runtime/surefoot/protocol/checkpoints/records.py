@@ -50,6 +50,7 @@ class TensorLayout:
     """The part of one tensor that a rank saves."""
 
     name: str
+    """Name of the tensor in the checkpoint."""
     dtype: str
     """PyTorch's name of the element type, without `torch.`."""
     shape: tuple[int, ...]
@@ -83,6 +84,7 @@ class Layout:
     """
 
     tensors: tuple[TensorLayout, ...]
+    """All tensors of which this rank saves a part, and those whose shape it knows without saving any."""
     chunk_starts: tuple[int, ...]
     """Stream offset of each chunk, in bytes; no block is in two chunks."""
     stream_bytes: int
@@ -132,15 +134,18 @@ def tensor_json(tensor: TensorLayout) -> str:
 
 
 def _tensor_fields(tensor: TensorLayout) -> list[Any]:
+    """Returns a tensor's fields in the order in which a layout record has them."""
     pieces = [(p.offsets, p.lengths, p.tile, p.stream_offset) for p in tensor.pieces]
     return [tensor.name, tensor.dtype, tensor.shape, pieces]
 
 
 def _encode_compact(body: Any) -> str:
+    """Encodes JSON without spaces."""
     return _ENCODER.encode(body)
 
 
 def _decode_spread(body: Any) -> Spread | None:
+    """Decodes how a layout's tensors are sharded; None if the record does not have it."""
     if body is None:
         return None
     rules, of, lowest = body
@@ -175,6 +180,7 @@ class RankManifest:
     """
 
     save: RankSave
+    """The rank save that it describes."""
     world_size: int
     """Number of ranks of the generation."""
     incarnation: str
@@ -323,6 +329,7 @@ def _numbers_of(tensor: TensorLayout) -> Iterator[tuple[int, ...]]:
 
 
 def _encode_canonical(body: dict[str, Any]) -> str:
+    """Encodes JSON without spaces and with sorted keys, so that equal values give equal texts."""
     return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 

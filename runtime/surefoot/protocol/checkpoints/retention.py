@@ -293,6 +293,7 @@ class Repair:
     """A rank save that is to be copied to a memory server that lacks it."""
 
     save: RankSave
+    """The rank save to copy."""
     source: MemoryServerInstance
     """Memory server to read from."""
     target: MemoryServerInstance
