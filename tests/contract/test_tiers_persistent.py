@@ -225,13 +225,13 @@ def test_requests_are_counted_as_they_leave_and_tries_apart(s3: S3Server) -> Non
         return metrics.s3_requests.labels("PutObject", attempt)._value.get()
 
     tier = open_persistent(s3.settings(), "job-1")
-    before = counted("first"), counted("again")
+    before = counted("first"), counted("retry")
     tier.put_values(RankSave(1, 20, 0), b"x")
-    assert (counted("first"), counted("again")) == (before[0] + 1, before[1])
+    assert (counted("first"), counted("retry")) == (before[0] + 1, before[1])
     s3.stop()
     with pytest.raises(TierUnavailable):
         tier.put_values(RankSave(1, 20, 0), b"x")
-    assert (counted("first"), counted("again")) == (before[0] + 2, before[1] + 2), "three tries, and no more"
+    assert (counted("first"), counted("retry")) == (before[0] + 2, before[1] + 2), "three tries, and no more"
     tier.close()
 
 

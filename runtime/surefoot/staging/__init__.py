@@ -1,6 +1,6 @@
-"""Copies live tensors into staging memory, ordered behind the training.
+"""Copies live tensors into staging memory, mostly in the background of the training.
 
-Called by `checkpointer`; the one room that knows on which thread or stream a copy runs.
+Called by `checkpointer`. Only this package decides on which thread or stream a copy runs.
 """
 
 from surefoot.staging.host_copies import Arena as Arena

@@ -1,8 +1,8 @@
-"""Copies tensors block by block into staging slots, and digests the source and the copy.
+"""Copies host tensors block by block into staging slots, and digests sources and copies.
 
-The arrays behind a copy alias the live tensor and the slot; preparing costs microseconds and running releases the GIL.
-A copy behind the training goes by way of memory of the copying thread's own: what is compared with the digest taken at
-the step is what is laid into the slot, whatever becomes of the tensor meanwhile. Used by `stager`.
+The arrays of a copy alias the live tensor and the slot; preparing one takes microseconds, and running it releases the
+GIL. A copy in the background goes through a buffer of the copying thread, so that the bytes compared with the digest
+taken at the step are the bytes written to the slot, even if the tensor changes in between. Used by `stager`.
 """
 
 from __future__ import annotations
@@ -28,47 +28,52 @@ _log = logging.getLogger(__name__)
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
-# Computes the strided copies that tile a tensor into blocks. Arithmetic only. A piece's blocks stand in row-major order
-# of tiles and the tiles at the far edges are clipped. So all full tiles are one strided copy, and each combination of
-# clipped dimensions is one more: at most 2^n for n dimensions, and in practice the main area, the right edge, the
-# bottom edge and the corner.
+# Computes the strided copies that tile a tensor into blocks; arithmetic only. A piece's blocks are in row-major order of
+# its tiles, and tiles at the far edges are clipped. All full tiles are one strided copy, and each combination of clipped
+# dimensions is another: at most 2^n for n dimensions, in practice the main area, the right edge, the bottom edge and the
+# corner.
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One strided copy: tiles of equal extent.
+    """The tiles of a piece that have equal extents, which one strided copy can move.
 
-    `counts` tiles of `extents` elements. `corner` is the first element in the source; `start` the first in the
-    piece's stream. `tile_strides` and `element_strides` are the stream's, in elements; the source's follow from its
-    own strides (a tile step along d is extents[d] source elements, since only the last tile of a row is clipped).
+    The source's tile strides follow from its element strides: a step of one tile along dimension d is extents[d] elements,
+    since only the last tile of a row is clipped.
     """
 
     counts: tuple[int, ...]
+    """Number of tiles along each dimension."""
     extents: tuple[int, ...]
+    """Elements of each tile along each dimension."""
     offset: tuple[int, ...]
+    """Coordinates of the first element in the source."""
     start: int
+    """Index of the first element in the piece's stream."""
     tile_strides: tuple[int, ...]
+    """Distance between tiles in the stream along each dimension, in elements."""
     element_strides: tuple[int, ...]
+    """Distance between elements in the stream along each dimension, in elements."""
 
 
 @lru_cache(maxsize=4096)
 def regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> tuple[Region, ...]:
-    """The regions of a piece; together they cover each element once."""
+    """Returns the regions of a piece, which together cover each element once."""
     return tuple(_regions(lengths, tile))
 
 
 def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region]:
     choices = []
     for n, t in zip(lengths, tile, strict=True):
-        whole, rest = divmod(n, t)
+        full_tiles, clipped = divmod(n, t)
         # (number of tiles, extent of each, index of the first)
-        choices.append([(c, e, first) for c, e, first in ((whole, t, 0), (1, rest, whole)) if c and e])
+        choices.append([(c, e, first) for c, e, first in ((full_tiles, t, 0), (1, clipped, full_tiles)) if c and e])
     for chosen in product(*choices):
         counts = tuple(c for c, _, _ in chosen)
         extents = tuple(e for _, e, _ in chosen)
         corner = tuple(first * t for (_, _, first), t in zip(chosen, tile, strict=True))
-        # Stepping one element row further in dimension d skips, in the stream, the band of all later dimensions,
-        # as high as the tiles chosen in the earlier ones.
+        # In the stream, a step of one element along dimension d skips a band: the full length of all later dimensions
+        # times the tile extents of the earlier ones.
         bands = tuple(prod(extents[:d]) * prod(lengths[d + 1 :]) for d in range(len(lengths)))
         yield Region(
             counts=counts,
@@ -83,10 +88,10 @@ def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region
 def bands(
     lengths: tuple[int, ...], tile: tuple[int, ...], itemsize: int, limit_bytes: int
 ) -> Iterator[tuple[slice, ...]]:
-    """Yields parts of a piece in stream order, about `limit_bytes` each.
+    """Yields parts of a piece in stream order, each of about `limit_bytes`.
 
-    Each has whole tiles, at least one, and is contiguous in the stream, laid out as a piece of its own: rows of tiles
-    along dimension 0, and of a row that is larger than the limit, stretches of its tiles along the next dimension.
+    Each part consists of at least one whole tile, is contiguous in the stream, and has the layout of a piece of its own:
+    rows of tiles along dimension 0 or, if a row exceeds the limit, consecutive tiles of it along the next dimension.
     """
     if 0 not in lengths:
         yield from _bands(lengths, tile, itemsize, limit_bytes)
@@ -95,50 +100,52 @@ def bands(
 def _bands(
     lengths: tuple[int, ...], tile: tuple[int, ...], scale: int, limit_bytes: int
 ) -> Iterator[tuple[slice, ...]]:
-    """`scale` is what one element of these dimensions stands for, in bytes."""
+    """Yields the bands; `scale` is the number of bytes for each element of these dimensions."""
     if not lengths:
         yield ()
         return
     row_bytes = scale * prod(lengths[1:])
     if row_bytes * tile[0] <= limit_bytes or len(lengths) == 1:
         rows = max(1, limit_bytes // (row_bytes * tile[0])) * tile[0]
-        rest = tuple(slice(0, n) for n in lengths[1:])
-        for first in range(0, lengths[0], rows):
-            yield slice(first, min(first + rows, lengths[0])), *rest
+        later_slices = tuple(slice(0, n) for n in lengths[1:])
+        for start in range(0, lengths[0], rows):
+            yield slice(start, min(start + rows, lengths[0])), *later_slices
         return
-    for first in range(0, lengths[0], tile[0]):
-        last = min(first + tile[0], lengths[0])
-        for rest in _bands(lengths[1:], tile[1:], scale * (last - first), limit_bytes):
-            yield slice(first, last), *rest
+    for start in range(0, lengths[0], tile[0]):
+        stop = min(start + tile[0], lengths[0])
+        for later_slices in _bands(lengths[1:], tile[1:], scale * (stop - start), limit_bytes):
+            yield slice(start, stop), *later_slices
 
 
 # ---- arena -----------------------------------------------------------------------------------------------------------
-# Presents staging memory as arrays: equal slots in one shared mapping. No torch here except to pin: a slot is bytes.
-# Used by `checkpointer`, which asks its link for the memory.
+# Presents staging memory, one shared mapping, as equal slots of bytes. Torch is used only to pin it. `checkpointer`
+# creates the arena with the memory that its link provides.
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Arena:
-    """`slots` slots of `slot_bytes` each over one writable memory."""
+    """Staging memory, divided into `slots` slots of `slot_bytes` each."""
 
     def __init__(self, memory: memoryview, slots: int, slot_bytes: int) -> None:
         self._bytes: Bytes = np.frombuffer(memory, dtype=np.uint8)
         if self._bytes.size < slots * slot_bytes:
-            raise ValueError(f"an arena of {self._bytes.size} bytes has no room for {slots} slots of {slot_bytes}")
+            raise ValueError(
+                f"an arena of {self._bytes.size} bytes is too small for {slots} slots of {slot_bytes} bytes"
+            )
         self.slots, self.slot_bytes = slots, slot_bytes
         self._pinned = False
 
     def slot_view(self, index: int) -> Bytes:
-        """The bytes of one slot, writable."""
+        """Returns the writable bytes of one slot."""
         if not 0 <= index < self.slots:
-            raise ValueError(f"slot {index} is not one of {self.slots}")
+            raise ValueError(f"slot {index} does not exist: the arena has {self.slots} slots")
         return self._bytes[index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
     def pin(self) -> None:
-        """Registers the memory with CUDA once; device copies need no bounce buffer.
+        """Registers the memory with CUDA once, so that device copies need no bounce buffer.
 
-        Where that is refused (a limit of locked memory), copies go through CUDA's own buffer, and take longer.
+        If CUDA rejects that (locked memory is limited), copies go through CUDA's own buffer and take longer.
         """
         if self._pinned:
             return
@@ -146,14 +153,14 @@ class Arena:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         try:
             torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.ctypes.data, self._bytes.size, 0))
-        except RuntimeError as refused:
+        except RuntimeError as problem:
             metrics.fallbacks.labels("staging_not_pinned").inc()
-            _log.warning("staging memory cannot be pinned, so copies from the device take longer: %s", refused)
+            _log.warning("staging memory cannot be pinned, so copies from the device take longer: %s", problem)
             return
         self._pinned = True
 
     def close(self) -> None:
-        """Unpins. The mapping itself belongs to the link."""
+        """Unpins the memory; the link that mapped it also unmaps it."""
         if self._pinned:
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.cuda.check_error(runtime.cudaHostUnregister(self._bytes.ctypes.data))
@@ -163,105 +170,106 @@ class Arena:
 # ---- host copies -----------------------------------------------------------------------------------------------------
 
 BAND_BYTES = 1024 * 1024
-"""Largest copy on the CPU, and what one digest covers: it stays in a core's cache between its two passes, is long enough
-for the GIL to be let go, and whoever waits for a copy under way waits for no more than this much."""
+"""Largest single copy on the CPU, with one digest. It stays in a core's cache between its two passes and is long enough
+for the GIL to be released, and waiting for a running copy takes no longer than this."""
 
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-"""Of tensors that are their memory and nothing else; a subclass may be anything."""
+"""Classes whose tensors are fully described by their memory, which is not known of a subclass."""
 
 _MAX_VIEWS = 4096
 
 Array = np.ndarray[Any, Any]
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Views a tensor as a type that numpy copies, bit by bit."""
+    """Views a tensor as an integer type of its element size, which numpy can copy; resolves lazy conj and neg bits."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    word = _WORDS[plain.element_size()]
+    word = _INTEGER_TYPES[plain.element_size()]
     return plain if plain.dtype == word else plain.view(word)
 
 
 class Scratch(threading.local):
-    """Holds each thread's copy buffer and views of it, between saves."""
+    """Each thread's copy buffer and views of it, which are reused between saves."""
 
     def __init__(self) -> None:
-        self._memory: Bytes = np.ones(BAND_BYTES, dtype=np.uint8)  # ones: written, so that the pages are there
+        self._memory: Bytes = np.ones(BAND_BYTES, dtype=np.uint8)  # written, so that its pages exist
         self._views: dict[tuple[Any, ...], tuple[Array, list[Array]]] = {}
 
     def of(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
-        """A band's bytes, their array in source order, and its tiled regions."""
+        """Returns a band's bytes in the buffer, their array in source order, and its tiled regions."""
         size = copy.target.size
         if size > self._memory.size or len(self._views) > _MAX_VIEWS:
             self._views.clear()
             self._memory = np.ones(max(size, self._memory.size), dtype=np.uint8)
         key = (copy.source.shape, copy.source.dtype, copy.tile)
         if key not in self._views:
-            whole = self._memory[:size].view(copy.source.dtype).reshape(copy.source.shape)
-            self._views[key] = whole, [_tiles(whole, region) for region in regions(whole.shape, copy.tile)]
+            array = self._memory[:size].view(copy.source.dtype).reshape(copy.source.shape)
+            self._views[key] = array, [_tiles(array, region) for region in regions(array.shape, copy.tile)]
         return self._memory[:size], *self._views[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies whole tiles of a piece from the program to its slot."""
+    """A copy of whole tiles of a piece from the program's memory to the slot."""
 
     source: Array
     target: Bytes
     tile: tuple[int, ...]
     views: tuple[tuple[Array, Array], ...]
-    """Strided views of source and target, alike in shape."""
+    """Pairs of strided views of source and target with equal shapes."""
     flat: Bytes | None
-    """The source's bytes in its order, where they lie in memory so."""
+    """The source's bytes in source order; None: they are not contiguous in memory."""
     is_contiguous: bool
-    """The target has the source's order."""
+    """Whether the target has the source's order of elements."""
 
     @property
     def size_bytes(self) -> int:
         return self.target.nbytes
 
     def run(self) -> None:
-        """Copies what is there now."""
+        """Copies the source's current bytes."""
         for source, target in self.views:
             np.copyto(target, source)
 
     def digest(self, scratch: Scratch) -> int:
-        """Digests the source's present bytes, in the source's order."""
+        """Digests the source's current bytes, in source order."""
         if self.flat is not None:
             return _digest(self.flat)
-        landed, whole, _ = scratch.of(self)
-        np.copyto(whole, self.source)
-        return _digest(landed)
+        buffer, array, _ = scratch.of(self)
+        np.copyto(array, self.source)
+        return _digest(buffer)
 
     def run_verified(self, digest: int, scratch: Scratch) -> bool:
-        """Copies; returns whether the copied bytes have this digest."""
+        """Copies the source; returns whether the copied bytes have this digest."""
         if self.is_contiguous:
             self.run()
             return _digest(self.target) == digest
-        landed, whole, parts = scratch.of(self)
-        np.copyto(whole, self.source)
+        # Through the buffer, so that the digested bytes are the ones written to the slot.
+        buffer, array, parts = scratch.of(self)
+        np.copyto(array, self.source)
         for (_, target), part in zip(self.views, parts, strict=True):
             np.copyto(target, part)
-        return _digest(landed) == digest
+        return _digest(buffer) == digest
 
 
 def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> list[Copy]:
     """Prepares the copies of a host tensor, cut into tiles, to `target`.
 
-    `target` is exactly the piece's bytes; ValueError if not.
+    Raises ValueError unless `target` has exactly the piece's size.
     """
     array: Array = elements(source).numpy()
     if array.nbytes != target.size:
-        raise ValueError(f"a piece of {array.nbytes} bytes was given {target.size} bytes of stream")
+        raise ValueError(f"a piece of {array.nbytes} bytes cannot be copied to {target.size} bytes of the stream")
     if array.size == 0:
         return []
-    return [_copy(band, tile, part) for band, part in _banded(array, tile, target)]
+    return [_build_copy(band, tile, part) for band, part in _split_into_bands(array, tile, target)]
 
 
 def is_straight(shape: tuple[int, ...], tile: tuple[int, ...]) -> bool:
-    """Whether a piece's stream has the piece's own order of elements."""
+    """Whether the elements have the same order in a piece's stream as in the piece."""
     return all(t >= n for t, n in zip(tile[1:], shape[1:], strict=True))
 
 
@@ -269,7 +277,7 @@ def _digest(content: Bytes) -> int:
     return xxh3_64_intdigest(content.data)
 
 
-def _banded(array: Array, tile: tuple[int, ...], target: Bytes) -> Iterator[tuple[Array, Bytes]]:
+def _split_into_bands(array: Array, tile: tuple[int, ...], target: Bytes) -> Iterator[tuple[Array, Bytes]]:
     if target.size <= BAND_BYTES:
         yield array, target
         return
@@ -280,13 +288,13 @@ def _banded(array: Array, tile: tuple[int, ...], target: Bytes) -> Iterator[tupl
         start += band.nbytes
 
 
-def _copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
+def _build_copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
     flat = source.reshape(-1).view(np.uint8) if source.flags.c_contiguous else None
-    straight = is_straight(source.shape, tile)
-    if flat is not None and straight:
-        return Copy(source, target, tile, ((flat, target),), flat, straight)
-    pairs = tuple((_tiles(source, r), _laid(source.dtype, r, target)) for r in regions(source.shape, tile))
-    return Copy(source, target, tile, pairs, flat, straight)
+    same_order = is_straight(source.shape, tile)
+    if flat is not None and same_order:
+        return Copy(source, target, tile, ((flat, target),), flat, same_order)
+    pairs = tuple((_tiles(source, r), _stream_tiles(source.dtype, r, target)) for r in regions(source.shape, tile))
+    return Copy(source, target, tile, pairs, flat, same_order)
 
 
 def _tiles(array: Array, region: Region) -> Array:
@@ -297,8 +305,8 @@ def _tiles(array: Array, region: Region) -> Array:
     return np.lib.stride_tricks.as_strided(corner, shape, (*tile_strides, *array.strides), writeable=False)
 
 
-def _laid(dtype: np.dtype[Any], region: Region, target: Bytes) -> Array:
-    """Views the same region in the stream."""
+def _stream_tiles(dtype: np.dtype[Any], region: Region, target: Bytes) -> Array:
+    """Views one region of the stream as tiles of elements."""
     size = dtype.itemsize
     strides = tuple(s * size for s in (*region.tile_strides, *region.element_strides))
     shape = (*region.counts, *region.extents)
@@ -306,26 +314,28 @@ def _laid(dtype: np.dtype[Any], region: Region, target: Bytes) -> Array:
 
 
 # ---- pieces of a copy ------------------------------------------------------------------------------------------------
-# Defines what is copied, where to, and how it ended.
+# Defines the source, the target and the outcome of a save's copies.
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """Describes one piece to copy.
-
-    `read()` gives the live part of the tensor; `holder()` the tensor whose version counter shows changes.
-    """
+    """A piece of a tensor to copy."""
 
     name: str
     read: Callable[[], torch.Tensor]
+    """Returns the live piece of the tensor."""
     server: Callable[[], torch.Tensor]
+    """Returns the tensor that owns the piece's memory and whose version counter shows changes."""
     tile: tuple[int, ...]
+    """Shape of the piece's blocks."""
     start: int
+    """First byte of the piece in the stream."""
     stop: int
+    """End of the piece in the stream, in bytes."""
     within: tuple[slice, ...] = ()
-    """Which part of `holder` it is."""
+    """Slices of the owning tensor that make up the piece."""
     own: torch.Tensor | None = None
-    """The program's tensor itself, where it is a plain one and the piece is all of it."""
+    """The program's tensor if it is a plain one and the piece is all of it, else None."""
 
     @property
     def size_bytes(self) -> int:
@@ -334,29 +344,31 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """Describes where pieces go: `into` begins at byte `origin` of the stream.
-
-    It is mapped at `address` of this process.
-    """
+    """Memory to which pieces of a stream are copied."""
 
     into: Bytes
     stream_offset: int
+    """Byte of the stream at which the memory begins."""
     address: int
+    """Address of the memory in this process."""
 
     @staticmethod
     def of(into: Bytes, origin: int = 0) -> CopyTarget:
         return CopyTarget(into, origin, into.ctypes.data)
 
     def part(self, source: CopySource) -> Bytes:
+        """Returns the memory of one piece."""
         return self.into[source.start - self.stream_offset : source.stop - self.stream_offset]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOutcome:
-    """Reports how a save's copies ended: changed tensors, and any error."""
+    """The result of a save's copies."""
 
     changed: tuple[str, ...] = ()
+    """Names of the tensors that changed before they were copied."""
     error: Exception | None = None
+    """Why copies failed; None: none failed."""
 
     @property
     def is_complete(self) -> bool:
@@ -364,15 +376,15 @@ class CopyOutcome:
 
 
 # ---- gathering of small tensors --------------------------------------------------------------------------------------
-# Copies small host tensors into a slot by a few calls. Of a small tensor, asking Python anything takes longer than its
-# copy. So whatever lies side by side in the stream is gathered by one call of torch, without the GIL; and what must be
-# asked at each save, whether every tensor still lies where it did when that was prepared, is asked of all in one pass.
+# Copies many small host tensors into a slot with a few calls, since for a small tensor any Python call takes longer than
+# the copy. One call of torch, without the GIL, gathers all tensors that are adjacent in the stream. Each save must check
+# whether every tensor is still at the address at which it was prepared; one pass checks that for all.
 
 SMALL_BYTES = 64 * 1024
-"""Pieces up to this size are copied inside the call: handing one over costs more than copying it."""
+"""Pieces up to this size are copied inside the call, because passing one to another thread costs more than copying it."""
 
-_MAX_SLOTS = 4
-_ASKED: tuple[Any, ...] = (
+_MAX_CACHED_SLOTS = 4
+_VIEW_PROPERTIES: tuple[Any, ...] = (
     torch.Tensor.data_ptr,
     torch.Tensor.is_contiguous,
     torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]  # a getter of C
@@ -380,12 +392,13 @@ _ASKED: tuple[Any, ...] = (
     torch.Tensor.is_conj,
     torch.Tensor.is_neg,
 )
-"""What a prepared view depends on, beside its class. Memory on a device, or that was freed, has another address."""
+"""Properties on which a prepared view depends, in addition to its class. A tensor that moved to a device, or whose
+memory was freed, has another address."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatherCopy:
-    """Copies tensors one behind the other to their part of a slot."""
+    """A copy of adjacent tensors to their part of a slot."""
 
     sources: list[torch.Tensor]
     target: torch.Tensor
@@ -395,12 +408,12 @@ class GatherCopy:
         return self.target.nbytes
 
     def run(self) -> None:
-        """Copies what is there now."""
+        """Copies the tensors' current bytes."""
         torch.cat(self.sources, out=self.target)
 
 
 class _Run:
-    """Pieces that follow each other in the stream, of words of one size."""
+    """Pieces that are adjacent in the stream and have one element size."""
 
     def __init__(self, first: CopySource) -> None:
         self.start = self.stop = first.start
@@ -408,107 +421,104 @@ class _Run:
         self.views: list[torch.Tensor] = []
         self._facts: list[list[Any]] = []
 
-    def takes(self, source: CopySource, view: torch.Tensor) -> bool:
-        """Whether a piece goes on where this ends."""
-        room = source.stop - self.start <= BAND_BYTES
-        return room and source.start == self.stop and view.dtype == self.views[0].dtype
+    def can_append(self, source: CopySource, view: torch.Tensor) -> bool:
+        """Whether a piece can be appended: it continues the run, has its type, and fits into one band."""
+        has_room = source.stop - self.start <= BAND_BYTES
+        return has_room and source.start == self.stop and view.dtype == self.views[0].dtype
 
     def append(self, source: CopySource, view: torch.Tensor) -> None:
-        self.tensors.append(_own(source))
+        self.tensors.append(_own_tensor(source))
         self.views.append(view)
         self.stop = source.stop
 
-    def note(self) -> None:
-        """Keeps what the views depend on."""
+    def store_facts(self) -> None:
+        """Stores the properties on which the views depend."""
         self._facts = _facts(self.tensors)
 
-    def refreshed(self) -> bool:
-        """Looks at its tensors again; False if one no longer fits."""
+    def refresh_views(self) -> bool:
+        """Updates the views of tensors that moved; False if a tensor no longer fits."""
         facts = _facts(self.tensors)
         if facts == self._facts:
             return True
-        if not all(self._retaken(number) for number in set(_differing(facts, self._facts))):
+        if not all(self._replace_view(number) for number in set(_changed_indexes(facts, self._facts))):
             return False
         self._facts = facts
         return True
 
-    def _retaken(self, number: int) -> bool:
-        """Takes the view of a tensor that moved."""
+    def _replace_view(self, number: int) -> bool:
+        """Replaces the view of a tensor that moved; False if it is no longer plain or its type or shape differs."""
         tensor = self.tensors[number]
         if not _is_plain(tensor):
             return False
-        before, view = self.views[number], _view(tensor)
+        old_view, view = self.views[number], _flat_view(tensor)
         self.views[number] = view
-        return view.dtype == before.dtype and view.shape == before.shape
+        return view.dtype == old_view.dtype and view.shape == old_view.shape
 
 
 class SmallTensors:
     """Prepares gather copies of the small tensors of one save plan.
 
-    Views alias the tensors' memory, and are taken again of those that moved since the last save.
+    Views alias the tensors' memory, and are replaced for tensors that moved since the last save.
     """
 
     def __init__(self, sources: Iterable[CopySource]) -> None:
-        """`sources` for which `gatherable` holds."""
+        """Prepares the copies of `sources`, all of which must be `gatherable`."""
         self.places: dict[int, tuple[_Run, int, int]] = {}
-        """Run, number in it and end of each piece, by its start in the stream."""
+        """Run, index in it, and end in the stream of each piece, by its start in the stream."""
         self._runs: list[_Run] = []
         self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
         for source in sorted(sources, key=lambda source: source.start):
-            view = _view(_own(source))
-            if not (self._runs and self._runs[-1].takes(source, view)):
+            view = _flat_view(_own_tensor(source))
+            if not (self._runs and self._runs[-1].can_append(source, view)):
                 self._runs.append(_Run(source))
             run = self._runs[-1]
             self.places[source.start] = run, len(run.tensors), source.stop
             run.append(source, view)
         for run in self._runs:
-            run.note()
+            run.store_facts()
 
     def copies(self, room: CopyTarget) -> list[GatherCopy]:
-        """The copies into one slot."""
-        where = (room.address, room.into.nbytes)
-        if where not in self._targets:
-            if len(self._targets) >= _MAX_SLOTS:  # of memory that was given up
+        """Returns the copies into one slot."""
+        slot_key = (room.address, room.into.nbytes)
+        if slot_key not in self._targets:
+            if len(self._targets) >= _MAX_CACHED_SLOTS:  # some are slots of memory that is no longer used
                 self._targets.clear()
-            self._targets[where] = [_target(run, room) for run in self._runs]
-        return [GatherCopy(r.views, t) for r, t in zip(self._runs, self._targets[where], strict=True)]
+            self._targets[slot_key] = [_target_of(run, room) for run in self._runs]
+        return [GatherCopy(r.views, t) for r, t in zip(self._runs, self._targets[slot_key], strict=True)]
 
     def replace(self, source: CopySource) -> bool:
-        """Takes another tensor for a piece; False if it differs.
-
-        `refreshed` looks at its memory.
-        """
+        """Replaces the tensor of a piece; False if it cannot be gathered there. Call `refresh_views` afterwards."""
         run, number, stop = self.places[source.start]
         if stop != source.stop or not gatherable(source):
             return False
-        run.tensors[number] = _own(source)
+        run.tensors[number] = _own_tensor(source)
         return True
 
-    def refreshed(self) -> bool:
-        """Looks at all tensors again; False if one no longer fits."""
-        return all(run.refreshed() for run in self._runs)
+    def refresh_views(self) -> bool:
+        """Updates the views of tensors that moved; False if a tensor no longer fits."""
+        return all(run.refresh_views() for run in self._runs)
 
 
 class GatheredSources:
-    """Divides a save's sources into small tensors and the others."""
+    """A save's sources, divided into small tensors and the others."""
 
     def __init__(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
-        self._known = set(map(id, (*eager, *lazy)))
+        self._source_ids = set(map(id, (*eager, *lazy)))
         self.small = SmallTensors(source for source in (*eager, *lazy) if gatherable(source))
         self._divide(eager, lazy)
 
     def prepare_for(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> bool:
-        """Brings it up to date; False if it must be made anew."""
+        """Updates the division for a save's sources; False if it must be built again."""
         if eager is not self._eager or lazy is not self._lazy:
             present = set(map(id, (*eager, *lazy)))
-            fresh = [source for source in (*eager, *lazy) if id(source) not in self._known]
-            if len(present) != len(self._known) or not all(map(self._takes, fresh)):
+            new_sources = [source for source in (*eager, *lazy) if id(source) not in self._source_ids]
+            if len(present) != len(self._source_ids) or not all(map(self._can_take, new_sources)):
                 return False
-            self._known = present
+            self._source_ids = present
             self._divide(eager, lazy)
-        return self.small.refreshed()
+        return self.small.refresh_views()
 
-    def _takes(self, source: CopySource) -> bool:
+    def _can_take(self, source: CopySource) -> bool:
         return self.small.replace(source) if source.start in self.small.places else not gatherable(source)
 
     def _divide(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
@@ -527,36 +537,37 @@ def gatherable(source: CopySource) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in this process' memory in their order, as they are."""
+    """Whether a tensor's elements are in this process' memory, contiguous and unmodified by lazy bits."""
     if type(tensor) not in PLAIN_CLASSES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return False
-    freed = tensor.data_ptr() == 0 and tensor.numel() > 0
-    return tensor.is_contiguous() and not (freed or tensor.is_conj() or tensor.is_neg())
+    is_freed = tensor.data_ptr() == 0 and tensor.numel() > 0
+    return tensor.is_contiguous() and not (is_freed or tensor.is_conj() or tensor.is_neg())
 
 
-def _own(source: CopySource) -> torch.Tensor:
-    assert source.own is not None, "the caller asked `gatherable`"
+def _own_tensor(source: CopySource) -> torch.Tensor:
+    assert source.own is not None, "the caller checked `gatherable`"
     return source.own
 
 
-def _view(tensor: torch.Tensor) -> torch.Tensor:
+def _flat_view(tensor: torch.Tensor) -> torch.Tensor:
     return elements(tensor).reshape(-1)
 
 
-def _target(run: _Run, room: CopyTarget) -> torch.Tensor:
+def _target_of(run: _Run, room: CopyTarget) -> torch.Tensor:
     part = room.into[run.start - room.stream_offset : run.stop - room.stream_offset]
     return torch.from_numpy(part).view(run.views[0].dtype)
 
 
 def _facts(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
-    """What `_ASKED` says of all; the types alone where one is not plain, whose answers are its own affair."""
-    kinds = list(map(type, tensors))
-    if not set(kinds).issubset(PLAIN_CLASSES):
-        return [kinds]
-    return [kinds, *(list(map(asked, tensors)) for asked in _ASKED)]
+    """Returns the class and the `_VIEW_PROPERTIES` properties of all tensors; only the classes if one is not plain, because a
+    subclass may answer anything."""
+    classes = list(map(type, tensors))
+    if not set(classes).issubset(PLAIN_CLASSES):
+        return [classes]
+    return [classes, *(list(map(getter, tensors)) for getter in _VIEW_PROPERTIES)]
 
 
-def _differing(now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> Iterator[int]:
-    """Numbers of the tensors of which something is not what it was."""
-    for here, there in zip(now, before, strict=False):
-        yield from compress(range(len(here)), map(ne, here, there))
+def _changed_indexes(new_facts: Sequence[Sequence[Any]], old_facts: Sequence[Sequence[Any]]) -> Iterator[int]:
+    """Yields the indexes of the tensors of which a property has changed."""
+    for new_values, old_values in zip(new_facts, old_facts, strict=False):
+        yield from compress(range(len(new_values)), map(ne, new_values, old_values))

@@ -106,7 +106,7 @@ def copies_are_small_and_wait_for_the_test() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(host_copies, "BAND_BYTES", 1024)
         patched.setattr(stager, "SMALL_BYTES", 16)
-        patched.setattr(Stager, "_copy_behind", _waits_for_the_end)
+        patched.setattr(Stager, "_run_background", _waits_for_the_end)
         yield
 
 

@@ -140,7 +140,7 @@ def test_memory_that_was_replaced_is_noticed_and_its_neighbours_are_kept() -> No
     (copy,) = small.copies(CopyTarget.of(slot))
     kept = [view.data_ptr() for view in copy.sources]
     tensors[2].data = torch.full((4,), 9.0)
-    assert small.refreshed()
+    assert small.refresh_views()
     (copy,) = small.copies(CopyTarget.of(slot))
     copy.run()
     assert slot.view(np.float32).reshape(5, 4)[:, 0].tolist() == [0, 1, 9, 3, 4]
@@ -151,7 +151,7 @@ def test_memory_that_was_replaced_is_noticed_and_its_neighbours_are_kept() -> No
 def test_what_can_no_longer_be_gathered_is_said(change: str) -> None:
     tensor = torch.arange(16.0).reshape(4, 4)
     small = SmallTensors([of(tensor, 0)])
-    assert small.refreshed()
+    assert small.refresh_views()
     match change:
         case "dtype":
             tensor.data = tensor.data.double()
@@ -163,7 +163,7 @@ def test_what_can_no_longer_be_gathered_is_said(change: str) -> None:
             torch.utils.swap_tensors(tensor, torch.zeros(4, 4).as_subclass(Own))
         case "freed":
             tensor.untyped_storage().resize_(0)
-    assert not small.refreshed()
+    assert not small.refresh_views()
 
 
 def test_large_tensors_parts_and_devices_are_left_to_others() -> None:
