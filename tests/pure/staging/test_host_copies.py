@@ -337,5 +337,5 @@ def test_slots_of_an_arena_share_nothing() -> None:
 
 
 def test_an_arena_larger_than_its_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="too small"):
         Arena(memoryview(bytearray(10)), 2, 6)

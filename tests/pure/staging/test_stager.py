@@ -71,7 +71,7 @@ class DeviceWork:
 def queued(monkeypatch: pytest.MonkeyPatch) -> list[DeviceWork]:
     """What the next saves queue on a device."""
     works: list[DeviceWork] = []
-    monkeypatch.setattr(Stager, "_queue", lambda *_: [works[-1]] if works else [])
+    monkeypatch.setattr(Stager, "_queue_device_copies", lambda *_: [works[-1]] if works else [])
     return works
 
 
@@ -107,7 +107,7 @@ def test_a_copying_thread_that_dies_is_reported_once_and_its_work_is_done_in_the
     def dies(self: Stager) -> None:
         raise OSError("unforeseen")
 
-    monkeypatch.setattr(Stager, "_serve", dies)
+    monkeypatch.setattr(Stager, "_serve_saves", dies)
     before = metrics.fallbacks.labels("staging_thread_ended")._value.get()
     stager = stagers()
     stager._thread.join(10)
@@ -126,7 +126,7 @@ def test_a_copying_thread_that_dies_with_a_save_in_hand_hangs_nobody(
 ) -> None:
     """The save was begun, a device still copies, and the thread that would have ended it is gone."""
     taken = threading.Event()
-    monkeypatch.setattr(Stager, "_end", lambda *_: (taken.set(), 1 / 0))
+    monkeypatch.setattr(Stager, "_end_staging", lambda *_: (taken.set(), 1 / 0))
     stager, outcomes = stagers(), list[CopyOutcome]()
     queued.append(DeviceWork())
     stager.start(slot, [], [source(ones())], outcomes.append)
