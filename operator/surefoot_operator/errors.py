@@ -65,14 +65,14 @@ class NotLeader(PlatformError):
 
 
 class ViewRefused(PlatformError):
-    """The operator has no permission to read the objects that every plan needs, so that it cannot plan for the job at all."""
+    """The operator may not read the objects that every plan needs, so that it cannot plan for the job."""
 
     status: JobStatus | None = None
     """The stored status of the job; None: it cannot be read."""
 
 
 class JobRejected(PlatformError):
-    """The job cannot be run as it is stored: its spec is invalid, or a user damaged its status. Only an edit helps."""
+    """The stored job cannot be run until a user edits it: its spec is invalid or its status damaged."""
 
     def __init__(
         self, reason: str, metadata_generation: int, status: JobStatus | None, being_deleted: bool = False

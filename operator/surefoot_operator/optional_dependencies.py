@@ -20,7 +20,7 @@ _MODULES_BY_EXTRA = {
 
 @contextmanager
 def require_extra(command: str, extra: str) -> Iterator[None]:
-    """Ends the process with a line that names the extra to install if one of its modules cannot be imported inside.
+    """Ends the process with the name of the extra to install if one of its modules is missing.
 
     Args:
         command: the command as the user typed it, for the message.
@@ -36,7 +36,7 @@ def require_extra(command: str, extra: str) -> Iterator[None]:
 
 
 def missing_module(extra: str) -> str | None:
-    """Returns a sentence about the first module of `extra` that is not installed; None if all are. Imports none of them."""
+    """Returns a sentence about the first missing module of `extra`, without importing any; None: none."""
     name = next((name for name in _MODULES_BY_EXTRA[extra] if find_spec(name) is None), None)
     return None if name is None else hint(name, extra)
 

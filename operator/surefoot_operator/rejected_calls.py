@@ -129,13 +129,14 @@ class RefusedCalls:
         It may not read the cluster, or cannot write the status of any job. The quota or a broken policy of one tenant does not
         count.
         """
-        return tuple(r for r in self.lasting(now, at_once) if r.cause != "silent" and self._disables(r))
+        return tuple(r for r in self.lasting(now, at_once) if r.cause != "silent" and self._disables_operator(r))
 
     def _forget(self, now: float) -> None:
         for call in [c for c, refused in self._refused.items() if now - refused.last_seconds > FORGOTTEN_SECONDS]:
             del self._refused[call]
 
     def _has_room(self, call: ApiCall, now: float) -> bool:
+        """Whether another rejected call may be tracked."""
         if _affects_every_job(call):
             return True  # there are few of them, because they name no object
         self._forget(now)
@@ -144,7 +145,8 @@ class RefusedCalls:
         job_call_count = sum(other.job == call.job for other in same_kind) if call.job else 0
         return len(same_kind) < MAX_CALLS and job_call_count < MAX_JOB_CALLS
 
-    def _disables(self, refused: RefusedCall) -> bool:
+    def _disables_operator(self, refused: RefusedCall) -> bool:
+        """Whether the rejection keeps the operator from managing any job."""
         call = refused.call
         # one job's status may be rejected for its content: only if no status was accepted since, all are affected
         if call.resource != STATUS:

@@ -138,6 +138,7 @@ def declared_fields(cls: typing.Hashable) -> dict[str, DeclaredField]:
 
 
 def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:
+    """Reads type, limits and default of a field from its annotation."""
     declared, is_list, words = ANYTHING, False, ()
     # unwraps Annotated[...], X | None, X | Literal[...] and tuple[X, ...], whatever their nesting
     while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType, tuple):
@@ -258,6 +259,7 @@ QUANTITY = r"([0-9]{1,18})(\.[0-9]{1,9})?([kMGTP]?|[KMGTP]i)"
 
 
 def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
+    """Reads the value of a field, or each item of its list. Raises SpecError."""
     field = declared.field
     if isinstance(value, str) and value in field.foreign:
         raise SpecError(path, value, field.instead)
@@ -274,6 +276,7 @@ def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
 
 
 def _read_item(declared: DeclaredField, value: Any, path: str) -> Any:
+    """Reads one value by the type of its field. Raises SpecError."""
     field, value_type = declared.field, declared.type
     if declared.mapping is not None:
         return read(declared.mapping, value, path)
@@ -341,7 +344,7 @@ def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
 
 
 def _bytes_of(quantity: object) -> int | None:
-    """Returns the bytes of a quantity; None if it is not one. Fractions of a byte are rounded up, as Kubernetes does."""
+    """Returns the bytes of a quantity, rounded up as Kubernetes does; None if it is not a quantity."""
     # bool is a subclass of int, but `true` is no size
     if isinstance(quantity, bool) or not isinstance(quantity, int | str):
         return None

@@ -31,6 +31,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Constructs a mapping, and raises SpecError for a duplicate key."""
     keys: set[str] = set()
     for key_node, _ in node.value:
         key = str(key_node.value)
@@ -76,6 +77,7 @@ def load_documents(content: str) -> list[dict[str, Any]]:
 
 
 def _load_all(content: str) -> list[Any]:
+    """Constructs every document after its size was checked; empty documents are left out."""
     loader = _StrictLoader(content)
     documents = []
     try:

@@ -127,6 +127,7 @@ def require_texts(body: object, path: str) -> None:
 
 
 def _check_pod(pod: dict[str, Any]) -> None:
+    """Checks the types of the pod's fields that the operator reads. Raises SpecError."""
     path = f"{_PATH}.spec"
     grace = pod.get("terminationGracePeriodSeconds")
     if grace is not None:
@@ -157,6 +158,7 @@ def _check_container(body: object, path: str) -> str:
 
 
 def _check_mappings(body: object, path: str) -> None:
+    """Raises SpecError unless the value is missing or a list of mappings."""
     if body is None:
         return
     if not isinstance(body, list):
@@ -166,6 +168,7 @@ def _check_mappings(body: object, path: str) -> None:
 
 
 def _read_trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> Template:
+    """Reads the program of the container `trainer`. Raises SpecError."""
     command = _read_texts(container.get("command"), f"{path}.command")
     if not command:
         raise SpecError(f"{path}.command", container.get("command"), COMMAND_NEEDED)
@@ -182,6 +185,7 @@ def _read_trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> 
 
 
 def _read_texts(body: object, path: str) -> tuple[str, ...]:
+    """Returns a list of texts as a tuple, empty if it is missing. Raises SpecError."""
     if body is None:
         return ()
     if not isinstance(body, list):
@@ -195,7 +199,7 @@ def _read_texts(body: object, path: str) -> tuple[str, ...]:
 
 
 def _read_environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str], ...]:
-    """Reads variables with plain values; those with `valueFrom` stay in the raw template, for a platform that resolves them."""
+    """Reads variables with plain values; others stay in the raw template, for the platform."""
     if body is None:
         return ()
     if not isinstance(body, list):
@@ -294,6 +298,7 @@ def check_content(body: object, path: str) -> None:
 
 
 def _check_scalar(value: Any, path: str) -> None:
+    """Raises SpecError if JSON cannot express the value or a program cannot receive it."""
     if isinstance(value, str):
         _check_text(value, path)
     elif isinstance(value, int):
@@ -308,6 +313,7 @@ def _check_scalar(value: Any, path: str) -> None:
 
 
 def _check_text(value: str, path: str) -> None:
+    """Raises SpecError for text with NUL or half of a surrogate pair."""
     if "\0" in value:
         raise SpecError(path, Redacted("text with a NUL"), "no program can receive it as an argument; remove the NUL")
     if not value.isascii() and _SURROGATE.search(value):
@@ -388,6 +394,7 @@ def with_metadata(job: TrainingJob, metadata: Mapping[str, Any]) -> TrainingJob:
 
 
 def _read_metadata(body: object) -> dict[str, Any]:
+    """Checks the metadata of a job and returns it. Raises SpecError."""
     metadata = require_mapping(body, "metadata")
     check_names(metadata, (*_METADATA, *_SERVER_METADATA), "metadata")
     for name in ("labels", "annotations"):
@@ -399,6 +406,7 @@ def _read_metadata(body: object) -> dict[str, Any]:
 
 
 def _read_name(value: object, field: str, pattern: str, allowed: str) -> str:
+    """Returns a field of the metadata that must match a pattern. Raises SpecError."""
     name = text(value, f"metadata.{field}")
     if not re.fullmatch(pattern, name):
         raise SpecError(f"metadata.{field}", name, f"{allowed}, are allowed")

@@ -258,7 +258,7 @@ class NumericsPolicy:
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """Timeouts after which a worker or a step counts as failed, and actions for nodes, ranks and losses that are not normal."""
+    """Timeouts for workers and steps, and actions for unhealthy nodes, stragglers and loss anomalies."""
 
     heartbeat_seconds: Annotated[float, Field(unit="seconds", least=0.05, most=60)] = 0.5
     """Time between two heartbeats of an agent that has nothing else to send."""
@@ -460,7 +460,7 @@ _JOB_FOLDER = "^(file:///.*[^/.]|s3://[^/]+/.*[^/.])/*$"
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """Checkpoint of another job, the source job, from which this job starts. It is read only, and chosen once."""
+    """Checkpoint of another job, the source job, from which this job starts. It is chosen once."""
 
     uid: str | None = None
     """`metadata.uid` of the source job, if its folder is in this job's own `persistent.uri`."""
@@ -553,7 +553,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJobSpec:
-    """The `spec` of a TrainingJob: the program, its workers, and the policies for failures and checkpoints."""
+    """The `spec` of a TrainingJob: its program, its workers, and policies for failures and checkpoints."""
 
     template: Template
     """[Pod template of the workers](#spectemplate): a Kubernetes PodTemplateSpec with a container named `trainer` that
@@ -679,7 +679,7 @@ def checkpoints_in_memory(spec: TrainingJobSpec) -> int:
 
 
 def size_limit_needed(spec: TrainingJobSpec) -> tuple[int, str]:
-    """Returns (bytes, explanation): the memory for checkpoints that each node needs at the smallest number of workers.
+    """Returns (bytes, explanation): memory that each node needs with the smallest number of workers.
 
     0 bytes: not known, because the spec has no `expectedBytes`.
     """

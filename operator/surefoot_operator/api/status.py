@@ -476,7 +476,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusPrecondition:
-    """Precondition of a status write: the serial number, generation and state that the stored status must have.
+    """Precondition of a status write: serial number, generation and state of the stored status.
 
     Generation and state are tested in addition to the serial number, so that a status edited by hand cannot move the fence.
     """

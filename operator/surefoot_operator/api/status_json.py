@@ -55,10 +55,11 @@ def with_times(body: Any) -> Any:
 
 def with_seconds(body: Any) -> Any:
     """Returns the JSON of a status with RFC 3339 times replaced by Unix seconds. Raises TypeMismatch."""
-    return _convert_times(body, _SECONDS_BY_TIME, _seconds, "")
+    return _convert_times(body, _SECONDS_BY_TIME, _parse_time, "")
 
 
-def _seconds(value: Any, path: str) -> float:
+def _parse_time(value: Any, path: str) -> float:
+    """Returns the Unix seconds of an RFC 3339 time. Raises TypeMismatch."""
     seconds = moment_seconds(value)
     if seconds is None:
         raise TypeMismatch(path, f"is {value!r}, which is no time such as 2026-01-31T12:00:00.000000Z")
@@ -66,6 +67,7 @@ def _seconds(value: Any, path: str) -> float:
 
 
 def _convert_times(body: Any, names: Mapping[str, str], change: Callable[[Any, str], Any], path: str) -> Any:
+    """Renames the fields in `names` at any depth and applies `change` to their values."""
     if isinstance(body, list):
         return [_convert_times(item, names, change, f"{path}[{index}]") for index, item in enumerate(body)]
     if not isinstance(body, dict):
@@ -100,7 +102,7 @@ Endpoints = tuple[MemoryServerEndpoint, ...]
 @functools.lru_cache(_CACHED_MEMBERSHIPS)
 def member_texts(members: Members) -> tuple[str, ...]:
     """Returns `status.membership.members`: "INDEX.ATTEMPT NODE INCARNATION" of each worker, in rank order."""
-    return tuple(f"{m.index}.{m.attempt} {_word(m.node)} {_word(m.incarnation)}" for m in members)
+    return tuple(f"{m.index}.{m.attempt} {_encode_word(m.node)} {_encode_word(m.incarnation)}" for m in members)
 
 
 @functools.lru_cache(_CACHED_MEMBERSHIPS)
@@ -110,8 +112,8 @@ def server_texts(servers: Endpoints) -> tuple[str, ...]:
     " domain=…", " tls" and " server=N" follow where they differ from the node, from plain TCP and from 0.
     """
     return tuple(
-        f"{_word(e.instance.node)} {_word(e.instance.run_id)} {_word(e.host)}:{e.port}"
-        + (f" domain={_word(e.domain)}" if e.domain != e.instance.node else "")
+        f"{_encode_word(e.instance.node)} {_encode_word(e.instance.run_id)} {_encode_word(e.host)}:{e.port}"
+        + (f" domain={_encode_word(e.domain)}" if e.domain != e.instance.node else "")
         + (" tls" if e.tls else "")
         + (f" server={e.server_index}" if e.server_index else "")
         for e in servers
@@ -120,48 +122,54 @@ def server_texts(servers: Endpoints) -> tuple[str, ...]:
 
 @functools.lru_cache(_CACHED_MEMBERSHIPS)
 def _parse_members(texts: tuple[str, ...]) -> Members:
+    """Parses the texts that `member_texts` wrote. Raises TypeMismatch."""
     members: list[Member] = []
     for position, text in enumerate(texts):
         index, attempt, node, incarnation = _match_fields(
             _MEMBER, text, f".membership.members[{position}]", "INDEX.ATTEMPT NODE INCARNATION"
         )
-        members.append(Member(int(index), int(attempt), _text(incarnation), _text(node)))
+        members.append(Member(int(index), int(attempt), _decode_word(incarnation), _decode_word(node)))
     return tuple(members)
 
 
 @functools.lru_cache(_CACHED_MEMBERSHIPS)
 def _parse_servers(texts: tuple[str, ...]) -> Endpoints:
+    """Parses the texts that `server_texts` wrote. Raises TypeMismatch."""
     servers: list[MemoryServerEndpoint] = []
     for position, text in enumerate(texts):
         node, run_id, host, port, domain, tls, server_index = _match_fields(
             _SERVER, text, f".assignedServers[{position}]", "NODE INSTANCE HOST:PORT"
         )
-        instance = MemoryServerInstance(_text(node), _text(run_id))
-        domain_name = instance.node if domain is None else _text(domain)
+        instance = MemoryServerInstance(_decode_word(node), _decode_word(run_id))
+        domain_name = instance.node if domain is None else _decode_word(domain)
         servers.append(
-            MemoryServerEndpoint(instance, _text(host), int(port), domain_name, tls is not None, int(server_index or 0))
+            MemoryServerEndpoint(
+                instance, _decode_word(host), int(port), domain_name, tls is not None, int(server_index or 0)
+            )
         )
     return tuple(servers)
 
 
 def _match_fields(pattern: re.Pattern[str], text: str, path: str, form: str) -> tuple[Any, ...]:
+    """Returns the groups of a pattern that must match the text as a whole. Raises TypeMismatch."""
     match = pattern.fullmatch(text)
     if match is None:
         raise TypeMismatch(path, f"is {text!r:.80}, not {form}")
     return match.groups()
 
 
-def _word(text: str) -> str:
+def _encode_word(text: str) -> str:
     """Returns `text` as one word: names of nodes, agents and servers normally have no spaces; others are percent-encoded."""
     return text if _PLAIN.fullmatch(text) else quote(text, ":[]", errors="surrogatepass")
 
 
-def _text(word: str) -> str:
-    """Returns the text that `_word` encoded."""
+def _decode_word(word: str) -> str:
+    """Returns the text that `_encode_word` encoded."""
     return unquote(word, errors="surrogatepass") if "%" in word else word
 
 
 def _read_texts(body: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
+    """Returns a list of texts, empty if it is missing. Raises TypeMismatch."""
     texts = body.get(name, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TypeMismatch(f"{path}.{name}", f"is {texts!r:.40}, not a list of texts")
@@ -180,7 +188,7 @@ def status_to_json(status: JobStatus) -> dict[str, Any]:
     """Converts a status to JSON, leaving out fields at their default."""
     members = () if status.membership is None else status.membership.members
     membership = None if status.membership is None else replace(status.membership, members=())
-    body: dict[str, Any] = with_times(_plain(replace(status, membership=membership, assigned_servers=())))
+    body: dict[str, Any] = with_times(_without_defaults(replace(status, membership=membership, assigned_servers=())))
     if members:
         body["membership"]["members"] = list(member_texts(members))
     if status.assigned_servers:
@@ -191,12 +199,13 @@ def status_to_json(status: JobStatus) -> dict[str, Any]:
 def status_from_json(body: Mapping[str, Any]) -> JobStatus:
     """Parses a status. Raises InvariantViolation with the damaged field and its value."""
     try:
-        return _read(dict(body))
+        return _read_status(dict(body))
     except TypeMismatch as error:
         raise InvariantViolation(f"status{error.path} {error.reason}: the stored status is damaged") from error
 
 
-def _read(body: dict[str, Any]) -> JobStatus:
+def _read_status(body: dict[str, Any]) -> JobStatus:
+    """Reads a status whose members and servers are texts. Raises TypeMismatch."""
     version = body.get("schemaVersion", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise TypeMismatch(
@@ -217,16 +226,16 @@ def _read(body: dict[str, Any]) -> JobStatus:
     return replace(status, assigned_servers=servers)
 
 
-def _plain(value: Any) -> Any:
+def _without_defaults(value: Any) -> Any:
     """Returns a value as JSON, without fields at their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            camel_case(field.name): _plain(getattr(value, field.name))
+            camel_case(field.name): _without_defaults(getattr(value, field.name))
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != _default(field)
         }
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_without_defaults(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
 
 

@@ -71,6 +71,7 @@ def clean_pod_policy(draft: Draft, path: tuple[str, ...]) -> None:
 
 
 def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
+    """Converts master and workers to one group of equal workers."""
     manifest = draft.manifest
     root = ("spec", "pytorchReplicaSpecs")
     templates = {role: manifest.take(*root, role, "template", to="spec.template") for role in _ROLES}
@@ -90,7 +91,7 @@ def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
     replicas = sum(n for n in numbers if n is not None) if None not in numbers else counts[numbers.index(None)]
 
     for role in roles:
-        _restart_policy(draft, (*root, role, "restartPolicy"))
+        _convert_restart_policy(draft, (*root, role, "restartPolicy"))
     priority = manifest.take(
         "spec", "runPolicy", "schedulingPolicy", "priorityClass", to="spec.template.spec.priorityClassName"
     )
@@ -102,7 +103,8 @@ def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
     draft.size(trainer, replicas, ranks)
 
 
-def _restart_policy(draft: Draft, path: tuple[str, ...]) -> None:
+def _convert_restart_policy(draft: Draft, path: tuple[str, ...]) -> None:
+    """Converts `Never` and `ExitCode`; others match the behavior of the operator."""
     policy = draft.manifest.peek(*path)
     if policy == "Never":
         draft.manifest.take(*path, to="spec.failurePolicy.maxRestarts")
@@ -188,6 +190,7 @@ def _convert_monitoring(draft: Draft) -> None:
 
 
 def _read_hyperpod_replicas(draft: Draft, ranks: object) -> None:
+    """Converts the first group of workers, and reports the others as left out."""
     manifest, root = draft.manifest, ("spec", "replicaSpecs", 0)
     template = manifest.take(*root, "template", to="spec.template")
     if not isinstance(template, dict):

@@ -563,6 +563,7 @@ class Draft:
                 )
 
     def _set_ranks(self, trainer: TrainerTemplate, ranks: object) -> None:
+        """Sets the number of ranks of each worker, or adds a task for the user."""
         if trainer.launch is None:
             # without a launcher, the command itself is the only rank of each worker
             if (trainer.accelerators or 1) > 1 or (trainer.number(ranks) or 1) > 1:
@@ -610,7 +611,7 @@ class Draft:
         _widen_elastic_range(self.spec)
         spec = {key: self.spec[key] for key in _FIELD_ORDER if key in self.spec}
         job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": self.metadata, "spec": spec}
-        placeholders = sorted(set(_placeholders([job["metadata"], _without_programs(spec.get("template", {}))])))
+        placeholders = sorted(set(_find_placeholders([job["metadata"], _without_programs(spec.get("template", {}))])))
         if placeholders:
             self.to_do.append(
                 f"placeholders remain: {', '.join(placeholders)}; set them with --set NAME=VALUE or envsubst"
@@ -630,13 +631,13 @@ class Draft:
         return Conversion(source, job, tuple(self.manifest.used_fields), skipped_fields, tuple(dict.fromkeys(to_do)))
 
 
-def _placeholders(tree: Any) -> Iterator[str]:
+def _find_placeholders(tree: Any) -> Iterator[str]:
     """Yields values that are only a shell variable, which a script replaced before the file was applied."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
         for item in tree:
-            yield from _placeholders(item)
+            yield from _find_placeholders(item)
     elif isinstance(tree, str) and _PLACEHOLDER.fullmatch(tree):
         yield tree
 
@@ -654,7 +655,7 @@ def _without_programs(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undeclared_volumes(template: Mapping[str, Any]) -> set[str]:
-    """Returns the names of volumes that containers mount but the template lacks: another controller would have added them."""
+    """Returns volumes that containers mount but the template lacks; another controller would add them."""
     pod = template.get("spec", {})
     declared = {str(volume.get("name")) for volume in _mappings(pod.get("volumes"))}
     containers = [*_mappings(pod.get("initContainers")), *_mappings(pod.get("containers"))]
@@ -667,7 +668,7 @@ def _mappings(items: Any) -> list[Mapping[str, Any]]:
 
 
 def _variable(value: object) -> tuple[object, ...]:
-    """Returns the value if it is a variable that is not set here: the number of accelerators is then the best guess."""
+    """Returns a value that is a variable, for which the number of accelerators is the best guess."""
     return (value,) if str(value).lstrip("'\"").startswith("$") else ()
 
 

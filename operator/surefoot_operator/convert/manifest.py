@@ -36,7 +36,7 @@ class Manifest:
 
     def __init__(self, tree: Mapping[str, Any], root: str = "") -> None:
         self._tree, self._root = tree, root
-        self._unread = dict.fromkeys(_leaves(tree))
+        self._unread = dict.fromkeys(_leaf_paths(tree))
         self.used_fields: list[FieldNote] = []
         self.skipped_fields: list[FieldNote] = []
 
@@ -77,6 +77,7 @@ class Manifest:
         return [FieldNote(dotted(path, self._root), NO_COUNTERPART) for path in self._unread]
 
     def _value_at(self, path: tuple[Key, ...]) -> Any:
+        """Returns the value at a path; None if a part of the path is missing."""
         value: Any = self._tree
         for key in path:
             has_key = (
@@ -98,7 +99,7 @@ def dotted(path: tuple[Key, ...], root: str = "") -> str:
     return text.removeprefix(".")
 
 
-def _leaves(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
+def _leaf_paths(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
     """Yields the paths of scalar values; a list of scalars counts as one value."""
     children: list[tuple[Key, Any]] = []
     if isinstance(tree, Mapping):
@@ -110,7 +111,7 @@ def _leaves(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
             yield path
         return
     for key, value in children:
-        yield from _leaves(value, (*path, key))
+        yield from _leaf_paths(value, (*path, key))
 
 
 # ---- conversion errors -----------------------------------------------------------------------------------------------

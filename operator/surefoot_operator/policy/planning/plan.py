@@ -90,7 +90,7 @@ the memory tier can fail."""
 
 
 def plan_claimed(facts: Facts) -> PhaseDecision:
-    """Plans the next step of a claimed generation: reads the tiers, waits for workers, commits, or ends the job."""
+    """Plans for a claimed generation: reads the tiers, waits for workers, commits, or ends the job."""
     choice = choose_restore_point(facts)
 
     # no checkpoint to restore: the job fails, or an older checkpoint is recorded as the target first
@@ -118,7 +118,7 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     if status.ending is not None:
         return _end_claimed(updated_facts, status.ending, choice)
     if isinstance(choice, RestoreChosen):
-        return _commit(updated_facts, choice)
+        return _commit_or_wait(updated_facts, choice)
 
     # wait until the tiers are read; a suspended job keeps its workers only as long as their agents must answer
     reason = choice.reason if facts.spec.suspend else _with_blocker(facts, choice.reason)
@@ -131,7 +131,7 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
 
 
 def _end_claimed(facts: WorldTierFacts, ending: Ending, choice: RestoreChosen | RestorePending) -> PhaseDecision:
-    """Ends the job after its tiers are read and its newest checkpoint is uploaded, each for `RESCUE_SECONDS` at most."""
+    """Ends the job after its tiers are read and its newest checkpoint is uploaded, within a time limit."""
     deadline = ending.since_seconds + RESCUE_SECONDS
     if isinstance(choice, RestorePending) and uploading_agents(facts) and facts.now < deadline:
         wakes = (deadline, choice.until_seconds)
@@ -177,7 +177,7 @@ def _with_explained_incident(facts: WorldNodeFacts) -> JobStatus:
     )
 
 
-def _commit(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
+def _commit_or_wait(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
     """Commits the generation once its members are selected, or waits for workers."""
     # a suspended job commits a generation without members, after its checkpoint is uploaded
     if facts.spec.suspend:
@@ -294,7 +294,7 @@ def plan(snapshot: JobSnapshot) -> Plan:
     facts, unreadable_events = _add_unreadable(gather(snapshot))
     facts, unhealthy_events, unhealthy_wake = _add_unhealthy(facts)
     facts = _with_stragglers(facts)
-    decision = _decide(facts)
+    decision = _decide_on_membership(facts)
 
     status = replace(decision.status, incidents=incidents.record_replacement(facts, decision.status.incidents))
     status = summarize(facts, status, decision.reason, decision.lost)
@@ -335,7 +335,7 @@ def _add_unreadable(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
 
 
 def _add_unhealthy(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | None]:
-    """Adds nodes that agents found unhealthy, so that this plan already avoids them; also returns events and a wake."""
+    """Adds nodes that agents found unhealthy; also returns events and the time to plan again."""
     status = facts.status
     if status.phase in ("Complete", "Failed"):
         return facts, (), None
@@ -353,7 +353,7 @@ def _with_stragglers(facts: Facts) -> Facts:
     return facts if status == facts.status else gather(replace(facts.snapshot, status=status))
 
 
-def _decide(facts: Facts) -> PhaseDecision:
+def _decide_on_membership(facts: Facts) -> PhaseDecision:
     """Decides by the job's phase of life: ended, failing, not yet started, claimed or committed."""
     status = facts.status
     if facts.job.deleted or status.phase in ("Complete", "Failed"):
@@ -382,7 +382,7 @@ def _decide(facts: Facts) -> PhaseDecision:
 
 
 def _plan_committed(facts: Facts) -> PhaseDecision:
-    """Plans for training workers: a rollback, the end, a failure, a planned change, or nothing but enough workers."""
+    """Plans for a committed generation: a rollback, the end, a failure, a planned change, or workers."""
     rollback = heal(facts)
     if rollback is not None:
         return rollback
@@ -467,7 +467,7 @@ def _handle_failure(facts: Facts, failure: Failure) -> PhaseDecision:
 
 
 def _claim_for_change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
-    """Claims the next generation for a planned change: every rank has saved and waits at the barrier, or none runs."""
+    """Claims the next generation for a planned change, when every rank waits at the barrier."""
     status = claim_generation(facts, reason)
     if facts.membership.members and not facts.spec.suspend:
         change = Failure("planned", reason, facts.now)
@@ -509,7 +509,7 @@ def _restored_events(facts: WorldFacts) -> tuple[Event, ...]:
 
 
 def _unconnected_wake(facts: WorldFacts) -> float | None:
-    """Returns when unconnected members are to be reported; None once they are: the report stays until they connect."""
+    """Returns when unconnected members are to be reported; None if they already are."""
     deadline = unconnected_deadline(facts)
     return deadline if deadline is not None and facts.now < deadline else None
 

@@ -65,7 +65,7 @@ def _check_growth(old: JobStatus, new: JobStatus) -> None:
 
 
 def _check_membership(old: Membership | None, new: Membership | None, snapshot: JobSnapshot) -> None:
-    """Checks that a membership is claimed with a newer generation, then committed, and stays after the job's end."""
+    """Checks that a newer generation is claimed, then committed, and stays after the job's end."""
     if old == new:
         return
     if new is None:
@@ -81,6 +81,7 @@ def _check_membership(old: Membership | None, new: Membership | None, snapshot: 
 
 
 def _check_commit(membership: Membership, new: JobStatus, snapshot: JobSnapshot) -> None:
+    """Checks members and parent of a generation that is committed."""
     spec, facts = snapshot.job.spec, gather(snapshot)
     generation = membership.generation
 
@@ -140,7 +141,7 @@ def _check_commit(membership: Membership, new: JobStatus, snapshot: JobSnapshot)
 
 
 def _check_initial_checkpoint(parent: Checkpoint, new: JobStatus, snapshot: JobSnapshot) -> None:
-    """Checks that a source job's checkpoint is chosen once, after it was read to be complete, and stored with the commit."""
+    """Checks that a source job's checkpoint is complete, chosen once, and stored with the commit."""
     if new.initial_checkpoint != parent or new.source_job is None:
         _violated(f"parent {parent} would not be recorded as the checkpoint from which the job began")
     recorded = origin_of(snapshot.status)
@@ -151,7 +152,7 @@ def _check_initial_checkpoint(parent: Checkpoint, new: JobStatus, snapshot: JobS
 
 
 def _check_last_uploaded(old: JobStatus, new: JobStatus, snapshot: JobSnapshot) -> None:
-    """Checks that the last uploaded checkpoint changes only along the lineage of a committed generation, and forwards."""
+    """Checks that the last uploaded checkpoint only moves forwards on a committed lineage."""
     if new.last_uploaded == old.last_uploaded:
         return
     membership = new.membership

@@ -70,6 +70,7 @@ def find_spare_blocker(facts: WorldNodeFacts) -> Blocker | None:
 
 
 def _find_blocker_among(facts: WorldNodeFacts, indices: frozenset[int]) -> Blocker | None:
+    """Finds the first cause that keeps the workers with these indices from running."""
     newest = newest_workers(facts)
     live = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
 
@@ -148,6 +149,7 @@ def describe_unconnected(facts: WorldFacts) -> str:
 
 
 def _unconnected_sentence(facts: WorldFacts) -> str:
+    """Returns a sentence that names the unconnected members."""
     indices = unconnected_members(facts)
     unlisted = f" and {len(indices) - _MAX_NAMED_MEMBERS} more" if len(indices) > _MAX_NAMED_MEMBERS else ""
     listed_indices = f"{', '.join(map(str, indices[:_MAX_NAMED_MEMBERS]))}{unlisted}"

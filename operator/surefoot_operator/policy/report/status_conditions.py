@@ -142,8 +142,10 @@ def summarize(facts: Facts, status: JobStatus, message: str, lost: str = "") -> 
     status = _with_progress(facts, status)
     status = replace(status, observed_generation=facts.job.metadata_generation)
     if status.phase not in ("Complete", "Failed"):
-        status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
-    return replace(status, conditions=_conditions(facts, status, lost), time_spent=update_time_spent(facts, status))
+        status = replace(status, phase="Recovering" if lost else _derive_phase(facts, status), message=message)
+    return replace(
+        status, conditions=_derive_conditions(facts, status, lost), time_spent=update_time_spent(facts, status)
+    )
 
 
 def reported_loss_message(facts: JobFacts) -> str:
@@ -176,7 +178,7 @@ def evaluate_pods_scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[T
 
 
 def evaluate_checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
-    """Returns (truth, reason, message) of `CheckpointProtected`: whether training would survive a failure now."""
+    """Returns (truth, reason, message) of `CheckpointProtected`: whether a checkpoint survives a failure."""
     membership = facts.status.membership
     # an unreachable server is neither empty nor intact
     unreachable = unreachable_message(facts)
@@ -210,6 +212,7 @@ def evaluate_checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
 
 
 def _describe_protection(facts: NodeFacts, checkpoint: Checkpoint, reading: TierReading, copies: int) -> str:
+    """Describes where the protected checkpoint is and how its copies are spread."""
     if checkpoint == facts.status.last_uploaded:
         return "a complete checkpoint is in the persistent tier"
     key = facts.spec.checkpoint.memory.topology_key
@@ -246,12 +249,13 @@ def _is_overdue(facts: WorldFacts, unsaved_steps: int) -> bool:
 
 
 def _interval_start_step(facts: WorldFacts) -> int:
-    """Returns the step at which the present save interval took effect: no save is overdue by it before; 0: always."""
+    """Returns the step at which the present save interval took effect; 0: from the start."""
     interval = facts.status.memory_interval
     return 0 if interval is None else min(interval.since_step, step_of(facts, facts.membership.generation))
 
 
 def _last_protection(facts: JobFacts) -> tuple[Truth, str, str]:
+    """Returns the last value of `CheckpointProtected`."""
     condition = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
     if condition is None:
         return "False", "NoCheckpoint", "no checkpoint is complete yet"
@@ -276,14 +280,15 @@ def _with_progress(facts: WorldFacts, status: JobStatus) -> JobStatus:
 
 
 def _loss_for_status(facts: WorldFacts, generation: int, last_loss: float | None) -> float | None:
-    """Returns the mean loss to write; None if it is not finite, which JSON cannot express and `LossFinite` reports."""
+    """Returns the mean loss to write; None if it is not finite, which `LossFinite` reports."""
     loss = mean_reported_loss(facts, generation)
     if loss is None:
         return last_loss
     return float(f"{loss:.6g}") if math.isfinite(loss) else None
 
 
-def _phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
+def _derive_phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
+    """Derives the phase, the summary of the job in one word, from the rest of the status."""
     membership = status.membership
     if membership is None:
         return "Suspended" if facts.spec.suspend else "Pending"
@@ -304,12 +309,12 @@ def _phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
 
 
 def _waits_for_start(facts: WorldNodeFacts, membership: Membership) -> bool:
-    """Whether a job that has trained waits for a worker that cannot be created or started, which is no planned change."""
+    """Whether a job that has trained waits for a worker that cannot be created or started."""
     blocker = find_blocker(facts) if membership.state == "Claimed" and has_trained(facts) else None
     return blocker is not None and blocker.reason != UNSCHEDULABLE
 
 
-def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
+def _derive_conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
     """Returns every condition of the status, in the order in which users read them."""
     phase, message = status.phase, status.message
     old_by_type = {c.type: c for c in facts.status.conditions}
@@ -354,7 +359,7 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     elif checkpoints_fit is not None:
         entries.append((checkpoints_fit.type, checkpoints_fit.status, checkpoints_fit.reason, checkpoints_fit.message))
     return tuple(
-        _condition(old_by_type.get(kind), (kind, truth, reason, text), facts.now)
+        _build_condition(old_by_type.get(kind), (kind, truth, reason, text), facts.now)
         for kind, truth, reason, text in entries
     )
 
@@ -437,7 +442,7 @@ def _no_stragglers(status: JobStatus, old: Condition | None) -> list[tuple[str, 
 
 
 def _with_memory_shortfall(protection: tuple[Truth, str, str], fit: Condition | None) -> tuple[Truth, str, str]:
-    """Appends the figures of `CheckpointsFit` where no checkpoint is protected because they do not fit into memory."""
+    """Appends the message of `CheckpointsFit` if checkpoints are unprotected and do not fit into memory."""
     truth, reason, message = protection
     message = message.partition(_DOES_NOT_FIT)[0]
     if truth == "False" and fit is not None and fit.status == "False":
@@ -445,7 +450,7 @@ def _with_memory_shortfall(protection: tuple[Truth, str, str], fit: Condition | 
     return truth, reason, message
 
 
-def _condition(old: Condition | None, entry: tuple[str, Truth, str, str], now: float) -> Condition:
+def _build_condition(old: Condition | None, entry: tuple[str, Truth, str, str], now: float) -> Condition:
     kind, truth, reason, message = entry
     transition_seconds = old.last_transition_seconds if old is not None and old.status == truth else now
     return Condition(kind, truth, reason, message, transition_seconds)
@@ -481,6 +486,7 @@ def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _generation_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports a newly claimed generation."""
     membership = new.membership
     if (
         membership is None
@@ -493,6 +499,7 @@ def _generation_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _protection_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports that checkpoints became protected, unprotected, overdue or unknown."""
     old_condition, new_condition = (
         _condition_of(old, reasons.CHECKPOINT_PROTECTED),
         _condition_of(new, reasons.CHECKPOINT_PROTECTED),
@@ -538,6 +545,7 @@ def _stacks_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _spec_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports a spec that was rejected."""
     old_condition, new_condition = _condition_of(old, reasons.SPEC_REJECTED), _condition_of(new, reasons.SPEC_REJECTED)
     if new_condition is None or (old_condition is not None and old_condition.message == new_condition.message):
         return ()
@@ -545,6 +553,7 @@ def _spec_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _record_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports records of the job that exceed a limit."""
     old_condition, new_condition = (
         _condition_of(old, reasons.RECORDS_REJECTED),
         _condition_of(new, reasons.RECORDS_REJECTED),
@@ -555,6 +564,7 @@ def _record_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports a rollback that was rejected."""
     old_condition, new_condition = (
         _condition_of(old, reasons.ROLLBACK_REJECTED),
         _condition_of(new, reasons.ROLLBACK_REJECTED),
@@ -620,6 +630,7 @@ def _checkpoint_lost_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]
 
 
 def _unconnected_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports agents that have not connected to this leader."""
     old_condition, new_condition = (
         _condition_of(old, reasons.AGENTS_CONNECTED),
         _condition_of(new, reasons.AGENTS_CONNECTED),
@@ -634,6 +645,7 @@ def _unconnected_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _world_size_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Reports that a checkpoint fixes the world size."""
     old_condition, new_condition = (
         _condition_of(old, reasons.WORLD_SIZE_FIXED),
         _condition_of(new, reasons.WORLD_SIZE_FIXED),
@@ -675,7 +687,7 @@ def update_contents(snapshot: JobSnapshot, status: JobStatus) -> JobStatus:
 
 
 def _persistent_contents(snapshot: JobSnapshot, status: JobStatus, reading: TierReading) -> TierContents | None:
-    """Returns the contents as listed, or the last ones plus later uploads: a listing comes once a minute at most."""
+    """Returns the listed contents, or the last ones plus later uploads if the listing is older."""
     last_contents, listing = status.checkpoints.persistent, snapshot.persistent
     last_uploaded = status.last_uploaded
     is_current = status.membership is not None and listing.read_generation == status.membership.generation
@@ -696,6 +708,7 @@ def _sum(first: TierContents, second: TierContents) -> TierContents:
 
 
 def _count_contents(saves: Iterable[RankManifest]) -> TierContents:
+    """Adds up the bytes of saves, and counts their checkpoints."""
     size_bytes, checkpoints = 0, set()
     for manifest in saves:
         size_bytes += manifest.stream_bytes + manifest.digests_bytes + manifest.values_bytes

@@ -33,7 +33,7 @@ def update_time_spent(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     account, old_incidents = _opened_account(facts, status), facts.status.incidents
     if not account.category:
         return account
-    category = _category(facts, status, account.category)
+    category = _categorize_time(facts, status, account.category)
     costed = _newly_costed(old_incidents, status.incidents)
     if category == account.category and costed is None:
         return account
@@ -58,7 +58,7 @@ def seconds_spent(spent: TimeSpent, now: float) -> dict[str, float]:
 
 
 def goodput(seconds: Mapping[str, float]) -> float | None:
-    """Returns the ratio of training that was not repeated to all time except suspension; None before any time passed.
+    """Returns the ratio of training that counts to all time except suspension; None at the start.
 
     Suspension does not count, because a user asked for it.
     """
@@ -75,11 +75,13 @@ def _opened_account(facts: WorldFacts, status: JobStatus) -> TimeSpent:
         return TimeSpent("waiting", start_seconds)
     # the job started under an operator that did not count: how it spent the time until now is unknown
     return TimeSpent(
-        _category(facts, status, ""), facts.now, unknown_seconds=round(max(0.0, facts.now - start_seconds), DIGITS)
+        _categorize_time(facts, status, ""),
+        facts.now,
+        unknown_seconds=round(max(0.0, facts.now - start_seconds), DIGITS),
     )
 
 
-def _category(facts: WorldFacts, status: JobStatus, current: str) -> str:
+def _categorize_time(facts: WorldFacts, status: JobStatus, current: str) -> str:
     """Returns the category of the seconds from now on; empty: the job is over.
 
     Args:
