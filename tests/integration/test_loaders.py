@@ -65,7 +65,7 @@ def test_an_elastic_job_over_streams_keeps_its_size_and_says_why(tmp_path: Path)
     (size,) = {
         generation["world_size"] for generation in done.report["generations"]
     }  # 1 if the other worker came too late to begin with
-    told = f"loader: each rank's own state, which only {size} ranks can restore"
+    told = f"loader: each rank has its own state, which only {size} ranks can restore"
     assert done.told("WorldSizeFixed")[0].startswith(told)
 
 

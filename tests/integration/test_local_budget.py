@@ -38,7 +38,7 @@ def test_a_tier_that_is_too_small_is_told_before_a_save_is_refused_and_so_is_tha
         refused = fit(run)
         assert refused is not None
         assert (refused.status, refused.reason) == ("False", "MemoryTierTooSmall")
-        assert "would hold 3 checkpoints of 2 ranks at " in refused.message
+        assert "would have to store 3 checkpoints of 2 ranks at " in refused.message
         assert "its memory tier has 6.29 MB: raise the memory tier's maxMemory to " in refused.message
         assert run.told("SaveUnderReplicated") == []
         limit(run, 64 * MIB)
@@ -62,7 +62,7 @@ def test_staging_that_is_too_large_is_refused_with_the_numbers_and_training_ends
         assert refused is not None
         assert (refused.status, refused.reason) == ("False", "StagingMemoryTooSmall")
         assert (
-            "saves nothing, training continues: 2 slots of 1.10 TB for 1 rank, 2.20 TB of staging memory, do not fit"
+            "makes no saves, training continues: 2 slots of 1.10 TB for 1 rank, 2.20 TB of staging memory, do not fit"
             in (refused.message)
         )
         # the other worker's saves of steps 5, 10 and 15 will never be checkpoints; that of 20 still may

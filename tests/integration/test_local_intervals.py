@@ -91,7 +91,7 @@ def test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener(tmp_
         for known in (interval.step_seconds, interval.cost_seconds, interval.mtbf_seconds, interval.target_seconds):
             assert known is not None
             assert known > 0
-        assert "costs least, where a save costs" in interval.reason
+        assert "costs least, if a save costs" in interval.reason
         run.wait("a choice for the persistent tier", lambda: run.status.persistent_interval is not None)
         above = run.status.persistent_interval
         assert above is not None

@@ -72,5 +72,5 @@ def test_an_injected_nan_is_healed_and_one_that_always_returns_ends_the_job(tmp_
     ) as under_way:
         spoiled = under_way.finish(code=1)
     assert [incident["kind"] for incident in spoiled.report["incidents"]] == ["numerics", "numerics"]
-    assert "2 rollbacks in a row led to no good checkpoint beyond it (maxRollbacks)" in spoiled.said
+    assert "2 rollbacks in a row led to no newer good checkpoint (maxRollbacks)" in spoiled.said
     assert re.search("the last good checkpoint is that of step (5|10|15);", spoiled.said)

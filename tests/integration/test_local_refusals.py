@@ -132,7 +132,7 @@ def test_a_script_that_never_calls_step_is_told_to(tmp_path: Path) -> None:
     path = job(tmp_path, "print('done already')\n")
     done = surefoot("local", "-f", str(path), "--run-folder", str(tmp_path / "run"), "--plain")
     assert done.code == 1
-    assert "never called step" in done.said
+    assert "never called checkpointer.step()" in done.said
     assert nothing_runs(tmp_path)
 
 

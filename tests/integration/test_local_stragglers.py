@@ -24,7 +24,7 @@ def test_a_slow_rank_alone_is_named_and_its_worker_moved_at_a_saved_step(tmp_pat
     told = done.told("Straggler")
     assert len(told) == 1, done.said
     assert "(node node-1) is persistently slower" in told[0]
-    assert told[0].endswith("its worker leaves that node")
+    assert told[0].endswith("its worker is moved to another node")
     assert len(done.told("StragglerResolved")) == 1
     (moved,) = done.report["incidents"]
     assert moved["kind"] == "planned"

@@ -146,7 +146,7 @@ def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(least: 
         )  # fmt: skip
         outcome = simulate(seed, wish, tracing=True)
         assert (outcome.violation, outcome.phase) == (None, "Failed"), f"seed {seed}"
-        stored += any("goes to the persistent tier first" in line for line in outcome.trace)
+        stored += any("is uploaded to the persistent tier first" in line for line in outcome.trace)
     assert stored >= 4
 
 

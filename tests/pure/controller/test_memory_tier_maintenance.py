@@ -22,8 +22,8 @@ from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServe
         ("b", {}, "has not reported yet"),
         (
             "b",
-            {ROLLOUT_BLOCKED: "job ns/gpt cannot spare a holder: it is recovering"},
-            "job ns/gpt cannot spare a holder",
+            {ROLLOUT_BLOCKED: "job ns/gpt cannot lose a memory server: it is recovering"},
+            "job ns/gpt cannot lose a memory server",
         ),
         ("", {ROLLOUT_APPROVED: "these"}, "shard 2 has no leader"),
     ],

@@ -11,7 +11,7 @@ from surefoot_operator.policy.membership import claim, workers
 TRIED = replace(ROUGH, nodes=5, steps=40, interval=4, step_seconds=0.25, faults=0, pre_join_check="Enforce")
 
 JOINING = (
-    Mutation("who fails its trial gets a rank", patches=((claim, "_fails", constant(False)),),
+    Mutation("who fails its trial gets a rank", patches=((claim, "_is_on_unhealthy_node", constant(False)),),
              settings=replace(TRIED, least_workers=2)),
     Mutation("no other worker is waited for than one that failed", patches=((claim, "TRIED_SECONDS", 0.0),),
              settings=replace(TRIED, least_workers=3)),

@@ -122,7 +122,7 @@ KEEPING = (
              patches=((Dropping, "_due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
-    Mutation("the floor rises with the first rank", patches=((upload_plan, "_last_uploaded", _hasty_floor),), settings=PROMOTING),
+    Mutation("the floor rises with the first rank", patches=((upload_plan, "_newest_uploaded", _hasty_floor),), settings=PROMOTING),
     Mutation("a floor may lie off the lineage", patches=((upload_plan, "on_lineage", constant(True)),), settings=UPLOADING),
     Mutation("a job that finished does not wait for its last checkpoint",
              patches=((final_checkpoint, "missing_from_final", constant(None)), (final_checkpoint, "upload_before_failing", constant(None))),
@@ -134,7 +134,7 @@ KEEPING = (
     Mutation("nothing is ever dropped", patches=((retention, "deletable_checkpoints", constant(set())),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
-    Mutation("nothing is uploaded", patches=((upload_plan, "_uploads", constant(())),), settings=ENDING),
+    Mutation("nothing is uploaded", patches=((upload_plan, "_assign_uploads", constant(())),), settings=ENDING),
     Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
              settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
 )  # fmt: skip

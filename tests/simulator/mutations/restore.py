@@ -110,7 +110,7 @@ RESTORE = (
     Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest_checkpoint", _oldest),)),
     Mutation("a holder is not read", decisions=planning(_unread)),
     Mutation("silent holders are neither awaited nor given up",
-             patches=((restore_point, "_wait_for_silent_servers", constant(None)), (restore_point, "unreachable_servers", lambda _: []))),
+             patches=((restore_point, "_wait_for_unreachable_servers", constant(None)), (restore_point, "unreachable_servers", lambda _: []))),
     Mutation("silent holders are not given up", patches=((restore_point, "unreachable_servers", lambda _: []),)),
     Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),

@@ -35,6 +35,6 @@ def _enough(facts: Facts) -> frozenset[int]:
 
 SPARING = (
     Mutation("spares get no rank", patches=((claim, "newest_attempts", _by_number),), settings=SPARED),
-    Mutation("ranks follow the numbers of workers", patches=((claim, "_ranked", _sorted),), settings=SPARED),
+    Mutation("ranks follow the numbers of workers", patches=((claim, "_order_by_rank", _sorted),), settings=SPARED),
     Mutation("a spare that was taken is not made again", patches=((plan, "required_indices", _enough),), settings=TAKEN),
 )  # fmt: skip

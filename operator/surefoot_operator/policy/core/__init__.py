@@ -1,1 +1,1 @@
-"""Contains what every decision builds on: facts derived from a snapshot, actions, availability."""
+"""Defines the basis of every decision: facts derived from a snapshot, actions, availability."""

@@ -1,7 +1,8 @@
-"""Defines the idempotent actions that plans and maintenance ask for.
+"""Defines the idempotent actions that plans and maintenance request.
 
-Order: first the patch of the world (the fence), then the memory tier and messages to agents; creates and deletes of
-workers each on their own, and a pod group before its workers. Telling agents of a world is no action: the coordinator derives it from the patched status.
+They are carried out in this order: first the patch of the membership (the fence), then the memory tier and messages to agents;
+creates and deletes of workers each on their own, and a pod group before its workers. Sending a membership to agents is no
+action: the coordinator derives it from the patched status.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from surefoot_operator.job_snapshot import PodGroup
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create one attempt of a worker; one that exists is success."""
+    """Create one attempt of a worker; if it exists already, that is success."""
 
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
+    """Names of nodes that the worker must not be placed on."""
 
     def __str__(self) -> str:
         return f"create worker {self.index} (attempt {self.attempt})"
@@ -33,7 +35,7 @@ class CreateWorker:
 class DeleteWorker:
     """Delete exactly this incarnation of a worker.
 
-    `force` only when its node is unreachable: the fence makes that safe.
+    `force` is used only when its node is unreachable: the fence makes that safe.
     """
 
     name: str
@@ -47,7 +49,7 @@ class DeleteWorker:
 
 @dataclass(frozen=True, slots=True)
 class ApplyPodGroup:
-    """Create the job's pod group, or change it to this."""
+    """Create the job's pod group, or update it to this one."""
 
     group: PodGroup
 
@@ -57,7 +59,7 @@ class ApplyPodGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeletePodGroup:
-    """Delete exactly this pod group; one that is gone is success."""
+    """Delete exactly this pod group; if it is gone already, that is success."""
 
     gang: Gang
     uid: str
@@ -69,37 +71,36 @@ class DeletePodGroup:
 
 @dataclass(frozen=True, slots=True)
 class ShutDownWorkers:
-    """Tell agents to flush and leave with `exit_code` (job over, or scaled down)."""
+    """Order agents to flush and exit with `exit_code`, because the job ended or was scaled down."""
 
     indexes: tuple[int, ...]
     exit_code: int
     reason: str
 
     def __str__(self) -> str:
-        return f"retire workers {join_names(self.indexes)}: {self.reason}"
+        return f"shut down workers {join_names(self.indexes)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class FenceMemoryServer:
-    """Seal this holder at the claimed epoch, then read its index."""
+    """Fence this memory server at the claimed generation, then read its index."""
 
     server: MemoryServerInstance
     generation: int
 
     def __str__(self) -> str:
-        return f"seal {self.server} at epoch {self.generation} and read its index"
+        return f"fence {self.server} at generation {self.generation} and read its index"
 
 
 @dataclass(frozen=True, slots=True)
 class ListPersistentTier:
-    """Have one connected agent list the persistent tier.
-
-    After the last index was read; with `older_job`, that job's folder.
-    """
+    """Have one connected agent list the persistent tier, after the last index was read."""
 
     generation: int
     index: int
+    """Index of the worker whose agent lists."""
     source_job: SourceJob | None = None
+    """List this job's folder instead; None: this job's own."""
 
     def __str__(self) -> str:
         return f"list {self.source_job or 'the persistent tier'} through worker {self.index}"
@@ -107,30 +108,31 @@ class ListPersistentTier:
 
 @dataclass(frozen=True, slots=True)
 class ClearJobMemory:
-    """Delete an ended job's saves and users from the holders."""
+    """Delete an ended job's saves and users from the memory servers."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"clean the memory tier: {self.reason}"
+        return f"clear the job's data from the memory tier: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizer:
-    """Add or remove the finalizer for data that is deleted first."""
+    """Add or remove the finalizer that delays the job's deletion until its persistent data is deleted."""
 
     present: bool
 
     def __str__(self) -> str:
-        return "hold the job's deletion back until its persistent data is deleted" if self.present else "let the job go"
+        return (
+            "delay the job's deletion until its persistent data is deleted"
+            if self.present
+            else "allow the job's deletion"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePersistent:
-    """Create a pod that deletes the job's persistent data.
-
-    It has the job's identity; one that exists is success.
-    """
+    """Create a pod, with the job's identity, that deletes the job's persistent data; if it exists already, that is success."""
 
     attempt: int
 
@@ -140,7 +142,7 @@ class PurgePersistent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job: its time to live after the end is over."""
+    """Delete the job, because `ttlSecondsAfterFinished` has passed since its end."""
 
     reason: str
 
@@ -166,9 +168,9 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class DropSaves:
-    """Delete rank saves from exactly this holder instance, index first.
+    """Delete rank saves from exactly this instance of a memory server, index entries first.
 
-    Void after `expires_seconds`: it must not reach a holder that returns later.
+    Void after `expires_seconds` (Unix time): it must not reach a server that returns later.
     """
 
     server: MemoryServerInstance
@@ -177,15 +179,14 @@ class DropSaves:
     expires_seconds: float
 
     def __str__(self) -> str:
-        return f"drop {len(self.saves)} rank saves of steps {_steps(s.step for s in self.saves)} from {self.server}"
+        return (
+            f"drop {len(self.saves)} rank saves of steps {_format_steps(s.step for s in self.saves)} from {self.server}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRepair:
-    """Have an agent copy one rank save between holders.
-
-    It verifies, writes, and commits with `epoch`.
-    """
+    """Have an agent copy one rank save between memory servers: it verifies, writes, and commits with `generation`."""
 
     worker: WorkerId
     generation: int
@@ -201,7 +202,7 @@ class RequestRepair:
 class UploadSaves:
     """Have an agent copy rank saves to the persistent tier.
 
-    Those of one round are complete: a worker that is not named stops promoting.
+    The requests of one maintenance are complete: a worker without one stops uploading.
     """
 
     worker: WorkerId
@@ -209,9 +210,7 @@ class UploadSaves:
     saves: tuple[RankSave, ...]
 
     def __str__(self) -> str:
-        return (
-            f"promote {len(self.saves)} rank saves of step {_steps(s.step for s in self.saves)} through {self.worker}"
-        )
+        return f"upload {len(self.saves)} rank saves of step {_format_steps(s.step for s in self.saves)} through {self.worker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,16 +222,16 @@ class DeleteUploaded:
     checkpoints: tuple[Checkpoint, ...]
 
     def __str__(self) -> str:
-        return f"delete steps {_steps(c.step for c in self.checkpoints)} from the persistent tier through {self.worker}"
+        return f"delete steps {_format_steps(c.step for c in self.checkpoints)} from the persistent tier through {self.worker}"
 
 
 MaintenanceAction = FenceMemoryServer | ListPersistentTier | DropSaves | RequestRepair | UploadSaves | DeleteUploaded
-"""What maintenance may ask for. Each carries the epoch it was decided in: holders and agents refuse it in any other."""
+"""Actions of maintenance. Each carries the generation it was decided in: servers and agents reject it in any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Published to people once, after the status write succeeded."""
+    """A Kubernetes event of the job, published once, after the status write succeeded."""
 
     reason: str
     message: str
@@ -241,9 +240,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One decision: the whole new status, actions and their reason.
+    """A decision: the whole next status, actions and their reason.
 
-    A plan whose status equals the observed one and that has no actions is a fixed point.
+    A plan without actions whose status equals the observed one is a fixed point.
     """
 
     actions: tuple[Action, ...]
@@ -251,10 +250,11 @@ class Plan:
     reason: str
     events: tuple[Event, ...] = ()
     wake_after_seconds: float | None = None
-    """Plan again after so long even if nothing changes; None: nothing is being waited for."""
+    """Time after which to plan again even if nothing changes; None: nothing is being waited for."""
     uploads: bool = False
-    """The newest complete checkpoint goes to the persistent tier now, whatever the interval, also of a claimed world."""
+    """True: upload the newest complete checkpoint now, whatever the interval, also of a claimed generation."""
 
 
-def _steps(steps: Iterable[int]) -> str:
+def _format_steps(steps: Iterable[int]) -> str:
+    """Formats the distinct steps, sorted."""
     return ", ".join(map(str, sorted(set(steps))))

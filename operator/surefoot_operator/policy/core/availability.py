@@ -1,7 +1,7 @@
-"""Tells which nodes and workers can still be counted on.
+"""Decides which nodes and workers can still be relied on.
 
-Pure; used wherever workers are placed, kept or given up. A node is lost by evidence alone; a node or worker that lives
-may be about to end, by somebody's announcement or for what it did to this job.
+Pure; used wherever workers are placed, kept or declared lost. A node is lost only by evidence. A node or worker that lives may
+be about to end, because that was announced, or be excluded because it was costly for this job.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from surefoot_operator.policy.core.facts import (
 )
 
 NO_CONTACT_SECONDS = 30.0
-"""Workers not heard in this term are judged only after so long, and only with a witness."""
+"""Time before members that have not connected to a new leader are judged, and then only with a second observer."""
 
 
 def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
-    """Whether the fabric reports this node gone: evidence, unlike silence alone.
+    """Whether the platform reports this node lost; silence alone is no evidence.
 
-    Not while an agent there is heard: then the node's observer is cut off, and what runs there must not be deleted.
+    False while an agent on it is responsive: then the platform's observer is cut off, and its workers must not be deleted.
     """
     if name is None or not facts.nodes:
         return False
@@ -40,120 +40,131 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
         return False
     if facts.connected_nodes.get(name):
         return False
+    # Not ready and a suspected failure, or deleted: two signs from the platform suffice.
     if node is None or not (node.ready or node.unconfirmed_failure):
         return True
-    # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
-    # moment ago, or that none came over yet to this leader, is no witness: agents connect again, and a cluster that doubts
-    # nodes may have been away itself
-    silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    came = max(facts.term_seconds, facts.turned_away_seconds)
-    if facts.now - facts.last_message_seconds.get(name, came) <= silence or _steps_while_disconnected(facts, name):
+    # two independent observers are needed: the cluster, and our own connections to agents. A connection that broke a moment ago, or
+    # has not been made to this leader yet, is no evidence: agents reconnect, and a cluster that suspects nodes may have been
+    # cut off itself
+    timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds
+    last_contact_seconds = max(facts.term_seconds, facts.turned_away_seconds)
+    if facts.now - facts.last_message_seconds.get(
+        name, last_contact_seconds
+    ) <= timeout_seconds or _steps_while_disconnected(facts, name):
         return False
     if not node.ready:
         return True
-    unheard = name in facts.connected_nodes or facts.now >= facts.term_seconds + NO_CONTACT_SECONDS
-    return unheard and _observers_agree(facts)
+    has_had_time = name in facts.connected_nodes or facts.now >= facts.term_seconds + NO_CONTACT_SECONDS
+    return has_had_time and _observers_agree(facts)
 
 
 def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
-    """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
-    membership, told = facts.status.membership, facts.last_message_seconds.get(name)
-    if membership is None or membership.state != "Committed" or told is None or name not in _member_nodes(facts):
+    """Whether a member on a silent node is alive: a step was made since its last message, and a step takes all ranks."""
+    membership, last_message_seconds = facts.status.membership, facts.last_message_seconds.get(name)
+    if (
+        membership is None
+        or membership.state != "Committed"
+        or last_message_seconds is None
+        or name not in _member_nodes(facts)
+    ):
         return False
-    return progressing_until(facts, told) is not None
+    return progressing_until(facts, last_message_seconds) is not None
 
 
 @cached_per_snapshot
 def _member_nodes(facts: WorldFacts) -> frozenset[str]:
+    """Names of the nodes that members run on."""
     return frozenset(member.node for member in facts.members.values())
 
 
 @cached_per_snapshot
 def _observers_agree(facts: NodeFacts) -> bool:
-    """Whether some node is known to live: then another one that is doubted is not the observer's own trouble."""
+    """Whether some node is known to be alive, so that a suspected node is not merely the observer's own problem."""
     return any(facts.connected_nodes.values()) or any(n.ready and not n.unconfirmed_failure for n in facts.node_list)
 
 
 def evacuation_reason(facts: NodeFacts, name: str | None) -> str:
-    """Why workers should leave this live node; empty: they stay.
+    """Returns why workers should be moved off this live node; empty: they stay.
 
-    Others announced its end, its own agent found it sick, or it failed this job too often.
+    Its end was announced, its own agent found it unhealthy, or it failed this job too often.
     """
     return nodes_to_evacuate(facts).get(name, "") if name is not None else ""
 
 
 @cached_per_snapshot
 def nodes_to_evacuate(facts: NodeFacts) -> Mapping[str, str]:
-    """Why nodes should be left, by name: few are."""
-    return {**_excluded(facts), **signalled_nodes(facts.node_list)}
+    """Returns the nodes to evacuate, each with the reason."""
+    return {**_excluded_nodes(facts), **signalled_nodes(facts.node_list)}
 
 
 @cached_per_snapshot
-def _excluded(facts: JobFacts) -> Mapping[str, str]:
-    """Why nodes are excluded from this job now, by name."""
-    told = (*facts.status.unhealthy_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
-    lasting = [e for e in told if e.until_seconds > facts.now]
-    return {e.name: e.reason for e in reversed(lasting)}
+def _excluded_nodes(facts: JobFacts) -> Mapping[str, str]:
+    """Returns the nodes excluded from this job now, each with the reason."""
+    nodes = (*facts.status.unhealthy_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
+    active = [e for e in nodes if e.until_seconds > facts.now]
+    return {e.name: e.reason for e in reversed(active)}
 
 
 @cached_per_snapshot
 def costly_nodes(facts: NodeFacts) -> Mapping[str, float]:
-    """Lists nodes left for a cost alone, with their part of time."""
+    """Returns nodes excluded only for their cost (failures or slowness), each with the share of time it costs (0 to 1)."""
     excluded = facts.status.excluded_nodes
-    if not slow_nodes(facts.status, facts.now) and all(one.lost_time_ratio is None for one in excluded):
+    if not slow_nodes(facts.status, facts.now) and all(node.lost_time_ratio is None for node in excluded):
         return {}
-    told = (*facts.status.unhealthy_nodes, *(one for one in excluded if one.lost_time_ratio is None))
-    unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.node_list))
+    unfit_nodes = (*facts.status.unhealthy_nodes, *(node for node in excluded if node.lost_time_ratio is None))
+    unfit_names = {e.name for e in unfit_nodes if e.until_seconds > facts.now} | set(signalled_nodes(facts.node_list))
     costs = (
-        *((one.node, one.until_seconds, one.wait_ratio) for one in facts.status.replaced_stragglers),
-        *((one.name, one.until_seconds, one.lost_time_ratio or 0.0) for one in excluded),
+        *((s.node, s.until_seconds, s.wait_ratio) for s in facts.status.replaced_stragglers),
+        *((n.name, n.until_seconds, n.lost_time_ratio or 0.0) for n in excluded),
     )
-    lasting = [(node, share) for node, until, share in costs if until > facts.now and node not in unfit]
-    return dict(sorted(lasting, key=lambda one: one[1]))  # of two the larger counts
+    active = [
+        (node, share) for node, until_seconds, share in costs if until_seconds > facts.now and node not in unfit_names
+    ]
+    return dict(sorted(active, key=lambda cost: cost[1]))  # if a node is listed twice, the higher cost counts
 
 
 @cached_per_snapshot
 def has_evacuation_or_termination(facts: WorldNodeFacts) -> bool:
-    """Whether some node should be left, or somebody's end was announced."""
+    """Whether any node is to be evacuated, or any worker's end was announced."""
     return bool(nodes_to_evacuate(facts) or _terminations(facts))
 
 
-def termination_reason(facts: WorldFacts, one: Member | ObservedWorker | ObservedSession) -> str:
-    """Why this healthy worker is about to be ended; empty: not."""
-    announced = announced_termination(facts, one)
-    worker = facts.workers.get(worker_id(one)) if announced else None
-    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced
+def termination_reason(facts: WorldFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
+    """Returns why this live worker is about to be ended; empty: it is not."""
+    announced_reason = announced_termination(facts, worker_like)
+    worker = facts.workers.get(worker_id(worker_like)) if announced_reason else None
+    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced_reason
 
 
-def announced_termination(facts: WorldFacts, one: Member | ObservedWorker | ObservedSession) -> str:
-    """Why somebody wanted this worker to end; empty: nobody did.
-
-    Said whether it has ended or not.
-    """
-    departures = _terminations(facts)
-    return departures.get(worker_id(one), "") if departures else ""
+def announced_termination(facts: WorldFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
+    """Returns who announced this worker's end, whether or not it has ended; empty: the end was not announced."""
+    reasons = _terminations(facts)
+    return reasons.get(worker_id(worker_like), "") if reasons else ""
 
 
 @cached_per_snapshot
 def _terminations(facts: WorldFacts) -> Mapping[WorkerId, str]:
-    """Announced departures: few have one, and every worker is asked about."""
-    told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.terminating}
-    return {**told, **_requested_deletions(facts), **ending_workers(facts.worker_list)}
+    """Returns all announced ends; computed once, because few workers have one and every worker is checked."""
+    asked_to_terminate = {
+        worker: "was asked to terminate" for worker, session in facts.sessions.items() if session.terminating
+    }
+    return {**asked_to_terminate, **_requested_deletions(facts), **ending_workers(facts.worker_list)}
 
 
 def _requested_deletions(facts: WorldFacts) -> Mapping[WorkerId, str]:
-    """Workers whose deletion was asked for without an answer that it was done.
+    """Returns workers whose requested deletion is not confirmed yet.
 
-    It may still be carried out: one that a suspended job did not need would else be chosen when the job resumes, and end then.
+    It may still be carried out: a worker that a suspended job did not need would else be selected when the job resumes, and
+    then end.
     """
     if not facts.deletions:
         return {}
-    live = (w for w in facts.worker_list if w.uid in facts.deletions and w.phase in ("Pending", "Running"))
-    return {worker_id(worker): "was asked to be deleted" for worker in live}
+    live_workers = (w for w in facts.worker_list if w.uid in facts.deletions and w.phase in ("Pending", "Running"))
+    return {worker_id(worker): "has a pending deletion" for worker in live_workers}
 
 
 def is_usable(facts: WorldNodeFacts, session: ObservedSession) -> bool:
-    """Whether this agent's worker could be a member of a new world."""
+    """Whether this agent's worker could be a member of the next generation."""
     worker = facts.workers.get(worker_id(session))
     if worker is None or worker.phase in ("Succeeded", "Failed") or termination_reason(facts, session):
         return False

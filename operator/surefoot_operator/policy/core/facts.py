@@ -1,6 +1,7 @@
-"""Indexes a snapshot and derives the facts every decision uses.
+"""Indexes a snapshot and derives the facts that every decision uses.
 
-Pure; read by every decision.
+Pure. Decisions get facts instead of the snapshot, so that indexes are built once, and a decision's signature states which
+parts it may read.
 """
 
 from __future__ import annotations
@@ -46,48 +47,49 @@ from surefoot_operator.job_snapshot import (
 )
 from surefoot_operator.rejected_calls import RefusedCall
 
-# ---- derived facts that are kept -------------------------------------------------------------------------------------
-# Keeps derived values while what they came from is unchanged. Nodes, holders and members of two thousand workers change
-# seldom and are asked for in each round; indexes made anew each time cost more than the decisions that use them.
+# ---- cached values ---------------------------------------------------------------------------------------------------
+# Caches derived values while their source is unchanged. Nodes, memory servers and members of two thousand workers change
+# seldom and are used in each reconcile; indexes built each time would cost more than the decisions that use them.
 
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 MAX_KEPT = 16
-"""Of each function: as many jobs as reconcile beside each other, and a few."""
+"""Cached values per function: the number of jobs that reconcile concurrently, and a few more."""
 
 
 def cached_by_identity(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Derives a value once for one and the same first argument.
+    """Caches a function's value for the same first argument.
 
-    That argument is told by identity, others by equality. Nobody may change the value, or the argument. What it was
-    derived from is kept as long, so that no other object can come to have its identity.
+    That argument is compared by identity, others by equality. Neither it nor the value may be changed by anyone. The argument is
+    kept alive with the value, so that no other object can get its identity.
     """
-    kept: OrderedDict[tuple[Hashable, ...], tuple[S, T]] = OrderedDict()
+    cache: OrderedDict[tuple[Hashable, ...], tuple[S, T]] = OrderedDict()
 
     @wraps(function)
-    def once(source: S, /, *arguments: P.args, **named: P.kwargs) -> T:
-        assert not named, "arguments are given by position, so that they can be looked up"
+    def once(source: S, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        assert not keywords, "arguments are given by position, so that they can be looked up"
         key = (id(source), *arguments)
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = (source, function(source, *arguments, **named))
-            if len(kept) > MAX_KEPT:
-                kept.popitem(last=False)
+        entry = cache.get(key)
+        if entry is None:
+            entry = cache[key] = (source, function(source, *arguments, **keywords))
+            if len(cache) > MAX_KEPT:
+                cache.popitem(last=False)
         else:
-            kept.move_to_end(key)
-        return found[1]
+            cache.move_to_end(key)
+        return entry[1]
 
     return once
 
 
 # ---- indexes ---------------------------------------------------------------------------------------------------------
-# Indexes the parts of a snapshot that seldom change. Each is made once for one and the same tuple: a round in which one
-# agent spoke looks at what it said, and not at two thousand nodes and holders again.
+# Indexes the parts of a snapshot that seldom change. Each index is built once for the same tuple: a reconcile after one
+# agent's message reads that message, and not two thousand nodes and servers again.
 
 
-def worker_id(one: Member | ObservedSession | ObservedWorker) -> WorkerId:
-    return WorkerId(one.index, one.attempt)
+def worker_id(worker: Member | ObservedSession | ObservedWorker) -> WorkerId:
+    """Returns the key of a worker: its index and attempt."""
+    return WorkerId(worker.index, worker.attempt)
 
 
 @cached_by_identity
@@ -97,17 +99,17 @@ def workers_by_id(workers: tuple[ObservedWorker, ...]) -> Mapping[WorkerId, Obse
 
 @cached_by_identity
 def sessions_by_id(sessions: tuple[ObservedSession, ...]) -> Mapping[WorkerId, ObservedSession]:
-    """Of several of one worker the last that connected."""
-    found: dict[WorkerId, ObservedSession] = {}
+    """Indexes sessions by worker; of several sessions of one worker, the one that connected last counts."""
+    newest: dict[WorkerId, ObservedSession] = {}
     for session in sessions:
         worker = worker_id(session)
-        other = found.get(worker)
-        if other is None or _latest(session) >= _latest(other):
-            found[worker] = session
-    return found
+        previous = newest.get(worker)
+        if previous is None or _connection_order(session) >= _connection_order(previous):
+            newest[worker] = session
+    return newest
 
 
-def _latest(session: ObservedSession) -> tuple[bool, float, str]:
+def _connection_order(session: ObservedSession) -> tuple[bool, float, str]:
     return session.connected, session.since_seconds, session.incarnation
 
 
@@ -118,13 +120,13 @@ def nodes_by_name(nodes: tuple[ObservedNode, ...]) -> Mapping[str, ObservedNode]
 
 @cached_by_identity
 def doubtful_nodes(nodes: tuple[ObservedNode, ...]) -> frozenset[str]:
-    """Names of nodes that may be lost: few are."""
+    """Returns the names of the few nodes that may be lost."""
     return frozenset(node.name for node in nodes if not node.ready or node.unconfirmed_failure)
 
 
 @cached_by_identity
 def servers_by_id(servers: tuple[ObservedMemoryServer, ...]) -> Mapping[MemoryServerInstance, ObservedMemoryServer]:
-    return {one.endpoint.instance: one for one in servers}
+    return {server.endpoint.instance: server for server in servers}
 
 
 @cached_by_identity
@@ -134,22 +136,27 @@ def members_by_id(members: tuple[Member, ...]) -> Mapping[WorkerId, Member]:
 
 @cached_by_identity
 def signalled_nodes(nodes: tuple[ObservedNode, ...]) -> Mapping[str, str]:
+    """Returns the nodes with an evacuation signal (a taint, condition or label), each with the reason."""
     return {node.name: node.evacuation_reason for node in nodes if node.evacuation_reason}
 
 
 @cached_by_identity
 def ending_workers(workers: tuple[ObservedWorker, ...]) -> Mapping[WorkerId, str]:
+    """Returns the workers whose deletion or disruption was announced, each with the reason."""
     return {
-        worker_id(worker): _announced(worker) for worker in workers if worker.deleting or worker.disruption_announced
+        worker_id(worker): _announcement_of(worker)
+        for worker in workers
+        if worker.deleting or worker.disruption_announced
     }
 
 
-def _announced(worker: ObservedWorker) -> str:
+def _announcement_of(worker: ObservedWorker) -> str:
     return f"is being deleted ({worker.message})" if worker.message else "is being deleted"
 
 
 @cached_by_identity
 def fenced_at(servers: tuple[ObservedMemoryServer, ...], generation: int) -> tuple[ObservedMemoryServer, ...]:
+    """Lists the ready servers that are fenced at `generation` or later and were read since."""
     read = (h for h in servers if h.state == "Ready" and h.read_generation == generation)
     return tuple(h for h in read if h.fence is not None and h.fence >= generation)
 
@@ -168,13 +175,13 @@ def servers_reading(servers: tuple[ObservedMemoryServer, ...], generation: int) 
 
 @cached_by_identity
 def topology_of(nodes: tuple[ObservedNode, ...], job_uid: str) -> Topology:
-    """Where nodes stand, for the placement of one job's copies."""
-    return Topology(job_uid, _paths(nodes))
+    """Returns the topology of the nodes, for the placement of one job's copies."""
+    return Topology(job_uid, _topology_paths(nodes))
 
 
 @cached_by_identity
-def _paths(nodes: tuple[ObservedNode, ...]) -> dict[str, tuple[str, ...]]:
-    """Shared by all jobs: made for each, the nodes of a thousand jobs would be read in each of their rounds."""
+def _topology_paths(nodes: tuple[ObservedNode, ...]) -> dict[str, tuple[str, ...]]:
+    """Returns each node's topology path. Shared by all jobs, because a thousand jobs would else read all nodes each."""
     return {node.name: node.path for node in nodes if node.path}
 
 
@@ -186,12 +193,12 @@ def server_domains(servers: tuple[ObservedMemoryServer, ...]) -> dict[MemoryServ
 # ---- facts -----------------------------------------------------------------------------------------------------------
 
 RECONNECT_GRACE_SECONDS = 0.25
-"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
+"""How long the first cause of a failure may be reported after its effects on other ranks, and a step after a rank's death."""
 
 
-# A decision names in its signature what it may read: the job alone, its world (workers, agents' sessions, members), its
-# nodes, its tiers (memory servers and the persistent tier), two of these, or all. `Facts` has all of them; a function that
-# has it passes it on as it is. mypy refuses a decision that reads more than it declares.
+# A decision declares in its signature the facts that it may read: the job alone, its membership (workers, agents' sessions, members), its
+# nodes, its tiers (memory servers and the persistent tier), two of these, or all. `Facts` has all of them and can be passed
+# wherever fewer are declared. mypy rejects undeclared reads.
 
 
 @dataclass(frozen=True)
@@ -201,10 +208,11 @@ class JobFacts:
     _seen: JobSnapshot
     """The snapshot that all facts come from."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was derived from this snapshot before; see `derived_once`."""
+    """Values already derived from this snapshot; see `cached_per_snapshot`."""
 
     @property
     def now(self) -> float:
+        """Unix time of the snapshot, in seconds."""
         return self._seen.now_seconds
 
     @property
@@ -217,15 +225,15 @@ class JobFacts:
 
     @property
     def membership(self) -> Membership:
-        """The present world; only where one was claimed already."""
+        """The present membership; raises LookupError before the first claim."""
         world = self._seen.status.membership
         if world is None:
-            raise LookupError("this job has no world yet")
+            raise LookupError("this job has no membership yet")
         return world
 
     @property
     def running_generation(self) -> int:
-        """The newest epoch that was committed, 0 before the first."""
+        """The newest committed generation; 0 before the first."""
         return self._seen.status.lineage[-1].generation if self._seen.status.lineage else 0
 
     @property
@@ -234,10 +242,12 @@ class JobFacts:
 
     @property
     def term_seconds(self) -> float:
+        """Unix time since which this operator leads."""
         return self._seen.term_seconds
 
     @property
     def refusal(self) -> str:
+        """Why the platform rejects the job's spec; empty: it does not."""
         return self._seen.spec_rejection
 
     @property
@@ -247,14 +257,14 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class WorldFacts(JobFacts):
-    """The job's workers, what their agents report, and the members of its world."""
+    """Facts about the job's workers, their agents' reports, and the members of its membership."""
 
     workers: Mapping[WorkerId, ObservedWorker]
     sessions: Mapping[WorkerId, ObservedSession]
     silent_agents: int
-    """Number of agents that are not heard now."""
+    """Number of agents without a heartbeat within the timeout."""
     members: Mapping[WorkerId, Member]
-    """Members of the present world, claimed or committed; none before the first."""
+    """Members of the present membership, claimed or committed; empty before the first."""
 
     @property
     def worker_list(self) -> tuple[ObservedWorker, ...]:
@@ -278,6 +288,7 @@ class WorldFacts(JobFacts):
 
     @property
     def turned_away_seconds(self) -> float:
+        """Unix time at which agents last were asked to reconnect later; such agents may still be connecting."""
         return self._seen.retry_later_seconds
 
     @property
@@ -287,13 +298,13 @@ class WorldFacts(JobFacts):
 
 @dataclass(frozen=True)
 class NodeFacts(JobFacts):
-    """The nodes that the job may use, and when an agent on each was last heard."""
+    """Facts about the nodes that the job may use, and the last message from an agent on each."""
 
     nodes: Mapping[str, ObservedNode]
     connected_nodes: Mapping[str, bool]
-    """By node that an agent said hello from in this term: whether an agent there is heard now."""
+    """By node with an agent that connected in this term: whether an agent there is responsive now."""
     last_message_seconds: Mapping[str, float]
-    """By node: when an agent on it was last heard, whether or not its connection broke since."""
+    """By node: Unix time of the last message from an agent on it, whether or not its connection broke since."""
 
     @property
     def node_list(self) -> tuple[ObservedNode, ...]:
@@ -301,12 +312,13 @@ class NodeFacts(JobFacts):
 
     @property
     def free_nodes(self) -> int | None:
+        """Number of nodes free for new workers; None: unknown."""
         return self._seen.free_nodes
 
 
 @dataclass(frozen=True)
 class TierFacts(JobFacts):
-    """What was read of the memory servers and of the persistent tier, and what is known of their copies."""
+    """Facts about the last readings of the memory servers and of the persistent tier."""
 
     servers: Mapping[MemoryServerInstance, ObservedMemoryServer]
 
@@ -320,6 +332,7 @@ class TierFacts(JobFacts):
 
     @property
     def older(self) -> PersistentListing:
+        """The listing of the source job's folder."""
         return self._seen.source_listing
 
     @property
@@ -328,10 +341,12 @@ class TierFacts(JobFacts):
 
     @property
     def promoted(self) -> Mapping[Checkpoint, frozenset[RankSave]]:
+        """By checkpoint, the rank saves that agents reported as uploaded."""
         return self._seen.uploaded
 
     @property
     def stumbled(self) -> Mapping[RankSave, int]:
+        """By rank save, how often its upload failed."""
         return self._seen.failed_uploads
 
     @property
@@ -340,6 +355,7 @@ class TierFacts(JobFacts):
 
     @property
     def promotion_seconds(self) -> float | None:
+        """How long an upload takes; None: not measured yet."""
         return self._seen.upload_seconds
 
     @property
@@ -365,19 +381,19 @@ class TierFacts(JobFacts):
 
 @dataclass(frozen=True)
 class WorldNodeFacts(WorldFacts, NodeFacts):
-    """The world and the nodes."""
+    """Facts about the membership and the nodes."""
 
 
 @dataclass(frozen=True)
 class WorldTierFacts(WorldFacts, TierFacts):
-    """The world and the tiers."""
+    """Facts about the membership and the tiers."""
 
 
 @dataclass(frozen=True)
 class Facts(WorldNodeFacts, WorldTierFacts):
-    """A snapshot with its indexes, built once per plan.
+    """All facts of a snapshot, with its indexes, built once per plan.
 
-    Without the indexes each decision about a worker would search every list.
+    Without the indexes, each decision about a worker would search every list.
     """
 
     @property
@@ -385,7 +401,7 @@ class Facts(WorldNodeFacts, WorldTierFacts):
         return self._seen
 
     def with_status(self, status: JobStatus) -> Facts:
-        """Returns these facts under another status of the same world; `gather` them anew if its members differ."""
+        """Returns these facts under another status of the same membership; if its members differ, call `gather` again."""
         return replace(self, _seen=replace(self._seen, status=status))
 
 
@@ -395,53 +411,54 @@ F = TypeVar("F", bound=JobFacts)
 def cached_per_snapshot(function: Callable[Concatenate[F, P], T]) -> Callable[Concatenate[F, P], T]:
     """Caches a fact per snapshot; callers must not change the value.
 
-    A fact that reads every worker, computed for each of them, would cost the square of their number.
+    A fact that reads every worker and is computed for each would cost the square of their number.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def once(facts: F, /, *arguments: P.args, **named: P.kwargs) -> T:
-        assert not named, "arguments are given by position, so that they can be looked up"
+    def once(facts: F, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        assert not keywords, "arguments are given by position, so that they can be looked up"
         key = (name, *arguments) if arguments else name
         try:
             return cast(T, facts._derived[key])
         except KeyError:
-            found = facts._derived[key] = function(facts, *arguments, **named)
-            return found
+            value = facts._derived[key] = function(facts, *arguments, **keywords)
+            return value
 
     return once
 
 
-def gather(seen: JobSnapshot) -> Facts:
+def gather(snapshot: JobSnapshot) -> Facts:
     """Indexes the snapshot once for all decisions."""
-    sessions = sessions_by_id(seen.sessions)
-    silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
-    heard_on: dict[str, bool] = {}
-    told_on: dict[str, float] = {}
-    silent = 0
+    # Which agents are responsive changes with time alone, so it is computed for every snapshot.
+    sessions = sessions_by_id(snapshot.sessions)
+    timeout_seconds = snapshot.job.spec.health_policy.heartbeat_timeout_seconds
+    connected_nodes: dict[str, bool] = {}
+    last_message_seconds: dict[str, float] = {}
+    silent_agents = 0
     for session in sessions.values():
-        heard = session.connected and seen.now_seconds - session.last_message_seconds <= silence
-        silent += not heard
-        heard_on[session.node] = heard_on.get(session.node, False) or heard
-        told_on[session.node] = max(
-            told_on.get(session.node, session.last_message_seconds), session.last_message_seconds
+        is_connected = session.connected and snapshot.now_seconds - session.last_message_seconds <= timeout_seconds
+        silent_agents += not is_connected
+        connected_nodes[session.node] = connected_nodes.get(session.node, False) or is_connected
+        last_message_seconds[session.node] = max(
+            last_message_seconds.get(session.node, session.last_message_seconds), session.last_message_seconds
         )
-    membership = seen.status.membership
+    membership = snapshot.status.membership
     return Facts(
-        seen,
-        workers=workers_by_id(seen.workers),
+        snapshot,
+        workers=workers_by_id(snapshot.workers),
         sessions=sessions,
-        silent_agents=silent,
+        silent_agents=silent_agents,
         members={} if membership is None else members_by_id(membership.members),
-        nodes=nodes_by_name(seen.nodes),
-        connected_nodes=heard_on,
-        last_message_seconds=told_on,
-        servers=servers_by_id(seen.servers),
+        nodes=nodes_by_name(snapshot.nodes),
+        connected_nodes=connected_nodes,
+        last_message_seconds=last_message_seconds,
+        servers=servers_by_id(snapshot.servers),
     )
 
 
 def is_responsive(facts: JobFacts, session: ObservedSession) -> bool:
-    """Whether an agent is connected and within its heartbeat timeout."""
+    """Whether an agent is connected and its last message within the heartbeat timeout."""
     return (
         session.connected
         and facts.now - session.last_message_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
@@ -450,29 +467,26 @@ def is_responsive(facts: JobFacts, session: ObservedSession) -> bool:
 
 @cached_per_snapshot
 def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, ObservedSession | None], ...]:
-    """Pairs each member with its agent's session.
-
-    None if no agent speaks, or one of another incarnation.
-    """
-    found: list[tuple[Member, ObservedSession | None]] = []
+    """Pairs each member with its agent's session; None if that is missing or belongs to another incarnation."""
+    pairs: list[tuple[Member, ObservedSession | None]] = []
     for worker, member in facts.members.items():
         session = facts.sessions.get(worker)
-        own = session is not None and session.incarnation == member.incarnation
-        found.append((member, session if own else None))
-    return tuple(found)
+        is_same_incarnation = session is not None and session.incarnation == member.incarnation
+        pairs.append((member, session if is_same_incarnation else None))
+    return tuple(pairs)
 
 
 @cached_per_snapshot
 def barrier_checkpoint(facts: WorldFacts) -> Checkpoint | None:
-    """The step at which every rank waits at a bound barrier, if any."""
+    """Returns the bound barrier's checkpoint once every rank waits there; None: not every rank does."""
     membership, observed = facts.status.membership, facts.barrier
     if membership is None or membership.state != "Committed" or not membership.members or observed is None:
         return None
     barrier = observed.sent
     if (barrier.generation, barrier.phase) != (membership.generation, "bound"):
         return None
-    reached = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
-    return Checkpoint(barrier.generation, barrier.step) if reached else None
+    all_wait = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
+    return Checkpoint(barrier.generation, barrier.step) if all_wait else None
 
 
 def waits_at(session: ObservedSession, barrier: Barrier) -> bool:
@@ -482,9 +496,9 @@ def waits_at(session: ObservedSession, barrier: Barrier) -> bool:
 
 @cached_per_snapshot
 def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
-    """The last step's checkpoint once every member finished, saved or not.
+    """Returns the checkpoint of the last step once every member finished, saved or not; None: not finished.
 
-    An epoch that made no step of its own ended where it began.
+    A generation without a step of its own ended at the checkpoint that it restored.
     """
     sessions = [s for _, s in member_sessions(facts)]
     if not sessions or any(
@@ -497,7 +511,7 @@ def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
 
 @cached_per_snapshot
 def is_broken(facts: WorldFacts) -> bool:
-    """Whether a trainer of the committed world has failed."""
+    """Whether a trainer of the committed generation has failed."""
     generation = facts.membership.generation
     return any(
         s is not None and s.exit is not None and s.exit.generation == generation for _, s in member_sessions(facts)
@@ -506,133 +520,128 @@ def is_broken(facts: WorldFacts) -> bool:
 
 @cached_per_snapshot
 def sessions_in_generation(facts: WorldFacts, generation: int) -> tuple[ObservedSession, ...]:
-    """Sessions whose facts (step, exit, barrier …) are about this epoch."""
+    """Lists the sessions whose reports (step, exit, barrier …) are about this generation."""
     return tuple(s for s in facts.sessions.values() if s.generation == generation)
 
 
 @cached_per_snapshot
 def step_of(facts: WorldFacts, generation: int) -> int:
-    """The highest step that any rank of `epoch` finished; 0: none."""
+    """Returns the highest step that any rank of this generation finished; 0: none."""
     return max((s.progress.step for s in sessions_in_generation(facts, generation)), default=0)
 
 
 def last_step(facts: WorldFacts) -> int:
-    """The last step that the world finished or restored."""
+    """Returns the last step that the present generation finished or restored."""
     return max(step_of(facts, facts.membership.generation), facts.membership.start_step)
 
 
 @cached_per_snapshot
 def has_stepped(facts: WorldFacts, generation: int) -> bool:
-    """Whether `epoch` made a step after the one it restored."""
-    begun = facts.membership.start_step
+    """Whether this generation made a step after the one it restored."""
+    start_step = facts.membership.start_step
     return any(
-        s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, generation)
+        s.step_at_seconds is not None or s.progress.step > start_step for s in sessions_in_generation(facts, generation)
     )
 
 
 @cached_per_snapshot
 def last_step_seconds(facts: WorldFacts, generation: int) -> float | None:
-    """When a step of `epoch` was last reported.
+    """Returns when a step of this generation was last reported (Unix time); None: no step was.
 
-    A new operator counts from its first report.
+    A new operator, which cannot know when a step was made before its term, counts from the agent's connection.
     """
     membership = facts.status.membership
-    parent = membership.start_step if membership is not None else 0
+    start_step = membership.start_step if membership is not None else 0
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
         for s in sessions_in_generation(facts, generation)
-        if s.step_at_seconds is not None or s.progress.step > parent
+        if s.step_at_seconds is not None or s.progress.step > start_step
     ]
     return max(times, default=None)
 
 
 @cached_per_snapshot
 def seconds_per_step(facts: WorldFacts) -> float | None:
-    """The slowest rank's step time; None while unknown."""
+    """Returns the slowest rank's step time; None while unknown."""
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
 
 
 def progressing_until(facts: WorldFacts, since_seconds: float) -> float | None:
-    """Until when the epoch advances after `since_seconds`; None: it stands.
+    """Returns until when a step reported after `since_seconds` proves that ranks live (Unix time); None: no proof.
 
-    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
-    the next could have been told.
+    One step may still be reported just after a rank died, so a step counts for two step times only, and until the next could
+    have been reported.
     """
-    last = last_step_seconds(facts, facts.membership.generation)
-    if last is None or last <= since_seconds:
+    last_step_at_seconds = last_step_seconds(facts, facts.membership.generation)
+    if last_step_at_seconds is None or last_step_at_seconds <= since_seconds:
         return None
-    until = (
-        last
+    deadline = (
+        last_step_at_seconds
         + facts.spec.health_policy.heartbeat_seconds
         + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
     )
-    return until if facts.now < until else None
+    return deadline if facts.now < deadline else None
 
 
 def data_read(facts: WorldFacts, generation: int) -> DataProgress | None:
-    """Progress of `epoch` through its data; None without an elastic loader."""
-    told = [s.progress for s in sessions_in_generation(facts, generation)]
-    passes, pace = mean_epochs(told), seconds_per_step(facts)
-    if passes is None:
+    """Returns a generation's progress through its data; None without an elastic loader."""
+    progress_reports = [s.progress for s in sessions_in_generation(facts, generation)]
+    epochs, step_seconds = mean_epochs(progress_reports), seconds_per_step(facts)
+    if epochs is None:
         return None
-    samples = sum(one.step_samples or 0 for one in told)
-    return DataProgress(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
+    samples = sum(report.step_samples or 0 for report in progress_reports)
+    return DataProgress(round(epochs, 4), float(f"{samples / step_seconds:.3g}") if samples and step_seconds else None)
 
 
 def mean_reported_loss(facts: WorldFacts, generation: int) -> float | None:
-    """The mean loss of an epoch's workers; None where none told any."""
-    told = [s.progress.loss for s in sessions_in_generation(facts, generation) if s.progress.loss is not None]
-    return sum(told) / len(told) if told else None
+    """Returns the mean loss of a generation's workers; None if none reported any."""
+    losses = [s.progress.loss for s in sessions_in_generation(facts, generation) if s.progress.loss is not None]
+    return sum(losses) / len(losses) if losses else None
 
 
 def saving_steps(facts: JobFacts) -> int:
-    """Steps between saves to memory: as chosen, else the tier's base."""
-    chosen = facts.status.memory_interval
-    return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
+    """Returns the steps between saves to memory: as chosen, else the tier's base."""
+    interval = facts.status.memory_interval
+    return facts.spec.checkpoint.memory.base_steps if interval is None else interval.steps
 
 
 def fenced_servers(facts: TierFacts, generation: int) -> tuple[ObservedMemoryServer, ...]:
-    """Holders that are sealed at `epoch`, and were read since.
-
-    By the operator, or by an agent in its place.
-    """
+    """Lists memory servers that are fenced at `generation` or later and were read since, by the operator or via an agent."""
     return fenced_at(facts.holder_list, generation)
 
 
 @cached_per_snapshot
 def reading_at(facts: TierFacts, generation: int) -> TierReading:
-    """What was read of all tiers for `epoch`.
-
-    Holders that were not read are left out, not taken as empty.
-    """
+    """Returns the readings of all tiers for a generation; servers that were not read are left out, not taken as empty."""
     persistent = facts.persistent
-    listed = persistent.entries if persistent.read_generation == generation else None
+    persistent_entries = persistent.entries if persistent.read_generation == generation else None
     memory = memory_reading(facts, generation)
-    return memory if listed is None else TierReading(memory.servers, listed)
+    return memory if persistent_entries is None else TierReading(memory.servers, persistent_entries)
 
 
 def memory_reading(facts: TierFacts, generation: int) -> TierReading:
-    """What was read for `epoch` of the holders alone."""
+    """Returns the reading of the memory servers alone for a generation."""
     return servers_reading(facts.holder_list, generation)
 
 
 def topology_of_job(facts: NodeFacts) -> Topology:
-    """Where its nodes stand: the placement of its copies goes by it."""
+    """Returns the topology of the job's nodes, by which its copies are placed."""
     return topology_of(facts.node_list, facts.job.uid)
 
 
 def domains_of(facts: TierFacts) -> dict[MemoryServerInstance, str]:
-    """The failure domain of each holder."""
+    """Returns the failure domain of each memory server."""
     return server_domains(facts.holder_list)
 
 
 @cached_per_snapshot
 def unreadable_checkpoints(facts: JobFacts) -> frozenset[Checkpoint]:
+    """Returns the job's unreadable checkpoints as a set, for fast lookup."""
     return frozenset(facts.status.unreadable_checkpoints)
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """The earliest of some times; None without any."""
+    """Returns the earliest of some times; None if there is none."""
     return min((t for t in times if t is not None), default=None)

@@ -1,1 +1,1 @@
-"""Detects failures, attributes them and limits restarts."""
+"""Detects failures, finds their cause and limits restarts."""

@@ -192,6 +192,7 @@ class OutlierRank:
 
 def find_hang_outlier(evidence: Sequence[HangEvidence]) -> OutlierRank | None:
     """Returns the rank that differs from all others in stack or collective; None if there is none."""
+    # A collective counts only if every rank that reported a stack also reported its collectives.
     places = [place for worker_evidence in evidence for place in worker_evidence.stacks]
     calls = [call for worker_evidence in evidence for call in worker_evidence.collectives]
     by_stack = find_outlier_rank(places)
@@ -226,6 +227,7 @@ def detect_hang(facts: WorldFacts) -> Failure | Recheck | None:
     generation = facts.membership.generation
     if not _unfinished_sessions(facts):
         return None
+    # The first step may take long (compilation, data loading), so it has a deadline of its own.
     if not has_stepped(facts, generation):
         limit_seconds = facts.spec.run_policy.startup_deadline_seconds
         deadline_seconds = max(facts.membership.changed_seconds, facts.term_seconds) + limit_seconds
@@ -238,6 +240,7 @@ def detect_hang(facts: WorldFacts) -> Failure | Recheck | None:
     last_step_at_seconds = last_step_seconds(facts, generation)
     if last_step_at_seconds is None:
         return None
+    # Stacks of all ranks can show a hang long before the step timeout.
     stack_hang = _hang_by_stacks(facts, last_step_at_seconds)
     if stack_hang is not None:
         return stack_hang
@@ -379,7 +382,7 @@ def _describe_steps(facts: WorldFacts, rearmost: ObservedSession | None) -> str:
         subject = f"worker {rearmost.index}" if rank is None else f"rank {rank} on worker {rearmost.index}"
         return f"{subject} is at step {rearmost.progress.step}, all others are further{exit_clause}"
     if len(sessions_at_lowest_step) == len(running):
-        return f"no rank is behind: all are at step {lowest_step}{exit_clause}"
+        return f"no rank is late: all are at step {lowest_step}{exit_clause}"
     return f"{_list_workers([s.index for s in sessions_at_lowest_step])} are at step {lowest_step}, others further{exit_clause}"
 
 
@@ -490,9 +493,11 @@ def _judge_member(
     has_trainer_exits: bool,
 ) -> Failure | Recheck | None:
     """Judges one member: failed, to be rechecked, or well (None)."""
+    # A trainer that finished is no failure, even if its pod or connection is gone by now.
     generation, (worker, session) = facts.membership.generation, observed
     if session is not None and session.generation == generation and session.finished == 0:
         return None
+    # The platform's status is authoritative, so it is checked before anything that agents report.
     platform_failure = _failure_by_platform(facts, member, worker, session)
     if platform_failure is not None:
         return platform_failure
@@ -502,10 +507,12 @@ def _judge_member(
             reason = f"the agent of worker {member.index} was restarted"
             return Failure("agent-lost", reason, newer_session.since_seconds, member.index, member.node)
         return _judge_never_connected(facts, member)
+    # A hang is not one member's failure: it is judged for all ranks together.
     if session.exit is not None and session.exit.generation == generation and not session.exit.secondary:
         return None if session.exit.kind == "hang" else _trainer_failure(facts, session, member)
     if session.unreadable_report is not None and session.generation == generation:
         return _unreadable_failure(facts, session, member)
+    # What remains is weak evidence: a broken connection, or missing heartbeats.
     if not session.connected:
         return _judge_broken_connection(facts, session, member, has_trainer_exits)
     return _judge_silence(facts, session, member)
@@ -515,11 +522,11 @@ def _failure_by_platform(
     facts: WorldNodeFacts, member: Member, worker: ObservedWorker | None, session: ObservedSession | None
 ) -> Failure | None:
     first_sign_seconds = session.since_seconds if session is not None and not session.connected else facts.now
-    is_node_lost = node_lost(facts, member.node)
+    node_is_lost = node_lost(facts, member.node)
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
         return None
     has_ended = worker is None or worker.phase in ("Succeeded", "Failed")
-    if is_node_lost and (has_ended or (session is not None and not is_responsive(facts, session))):
+    if node_is_lost and (has_ended or (session is not None and not is_responsive(facts, session))):
         node = facts.nodes.get(member.node)
         node_reason = node.reason or node.unconfirmed_failure if node is not None else ""
         reason_clause = f": {node_reason}" if node_reason else ""
@@ -654,11 +661,13 @@ def _judge_secondary_failures(
     """Judges trainers that exited because a peer's connection broke while no first cause is known."""
     if failures or not exits:
         return None
+    # Wait a moment: the first cause may be reported after its effects.
     first_exit = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.at_seconds)
     deadline_seconds = first_exit.at_seconds + RECONNECT_GRACE_SECONDS
     if facts.now < deadline_seconds:
         return Recheck(deadline_seconds)
     secondary_text = f"rank {first_exit.rank} lost its peers ({first_exit.cause or 'connection broke'})"
+    # A rank that exited with code 0 while others train, or a terminating worker, explains the broken connections.
     finished_ranks = [
         (member, session, rank)
         for member, session in member_sessions(facts)

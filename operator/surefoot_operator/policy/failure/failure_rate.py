@@ -74,6 +74,7 @@ def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
 
 def _incident_rate(incidents: int, observed_seconds: float, workers: int) -> float:
     """Incidents a second: the prior where there were none, else its weighted geometric mean with the job's own rate."""
+    # The prior counts as a fraction of an incident over a correspondingly short time, so that it does not outweigh the record.
     prior_seconds = PRIOR_INCIDENTS * WORKER_INCIDENT_SECONDS / max(1, workers)
     prior_rate = PRIOR_INCIDENTS / (prior_seconds + observed_seconds)
     observed_rate = incidents / max(MIN_RECORD_SECONDS, observed_seconds)

@@ -83,6 +83,7 @@ def record_phases(facts: WorldNodeFacts, incidents: Incidents, stopped: bool, fe
     detail = _join_exit_details(facts, incident.generation)
     if len(detail) > len(incident.detail):
         incident = replace(incident, detail=detail)  # each worker adds its detail once it has stopped its trainers
+    # The platform may report the node's loss only after the connection broke.
     if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
         incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is lost: {incident.reason}")
     return (*incidents[:-1], incident)

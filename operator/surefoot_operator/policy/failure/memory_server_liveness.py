@@ -111,6 +111,7 @@ def why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float
             " password and certificate authority of the memory tier"
         )
     node = endpoint.instance.node
+    # Without this server the job would fail or start over, so a healthy node suffices as a sign of life.
     is_decisive = worth_seconds == math.inf and facts.spec.checkpoint.on_total_loss != "Wait"
     if endpoint not in mostly_unreachable(facts) and not (is_decisive and _is_node_healthy(facts, node)):
         return ""
@@ -134,6 +135,7 @@ def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
     """
     unreachable = unreachable_servers(facts)
     half_of_servers = len(facts.status.assigned_servers) // 2
+    # Fewer are more likely dead than cut off from the operator.
     if len(unreachable) <= half_of_servers:
         return frozenset()
     nodes_with_agents = {
@@ -152,6 +154,7 @@ def unreachable_message(facts: Facts) -> str:
     """Returns the message while the operator cannot reach most memory servers; empty while it can."""
     unreachable = mostly_unreachable(facts)
     unreachable_states = [facts.servers[e.instance] for e in unreachable if e.instance in facts.servers]
+    # Short interruptions are normal, and not worth a message.
     if not unreachable_states or facts.now < max(h.since_seconds for h in unreachable_states) + NOTED_SECONDS:
         return ""
     last_error = next((h.last_error for h in unreachable_states if h.rejects_operator), "") or next(

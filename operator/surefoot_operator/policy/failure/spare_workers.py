@@ -70,6 +70,7 @@ def required_indices(facts: WorldFacts) -> frozenset[int]:
 def member_indices(facts: WorldNodeFacts) -> frozenset[int]:
     """Returns the required indexes that should train: those closest to training. The others are spares."""
     required = required_indices(facts)
+    # Without spares, every required worker trains.
     if not facts.spec.spares:
         return required
     newest = newest_workers(facts)

@@ -201,6 +201,7 @@ def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
     The reported ones stay unchanged until there are enough observations of every rank of the present membership. A rank
     stays a straggler until it is an outlier in no window.
     """
+    # While no generation is committed, nothing new is known.
     membership, reported = facts.status.membership, facts.status.stragglers
     if membership is None or membership.state != "Committed":
         return reported
@@ -216,6 +217,7 @@ def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
         or any(len(s.timings.pace.windows) < MAX_WINDOWS for s in sessions)
     ):
         return reported
+    # The newest window alone rules out new stragglers in nearly every call.
     windows = [_collect_window(sessions, MAX_WINDOWS - 1)]
     if not reported and not outlier_ranks(windows[0], EACH_DEVIATIONS):
         return reported  # the usual case

@@ -71,6 +71,7 @@ def _findings_by_reason(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
     sessions_with_findings = [s for s in facts.sessions.values() if s.findings]
     if not sessions_with_findings:
         return findings
+    # The start of the newest session on each node: older findings of a gone worker do not count.
     current_sessions = [s for s in facts.sessions.values() if worker_id(s) in facts.workers]
     newest_session_seconds = {
         session.node: session.since_seconds for session in sorted(current_sessions, key=lambda s: s.since_seconds)

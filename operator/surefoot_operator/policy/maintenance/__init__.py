@@ -1,1 +1,1 @@
-"""Maintains a running job's tiers: copies, promotion, retention, intervals."""
+"""Maintains the tiers of a training job: copies, uploads, retention, save intervals."""

@@ -1,7 +1,7 @@
-"""Tracks which checkpoint later steps have proven to be good.
+"""Tracks which checkpoint later steps have shown to be good.
 
-Pure; called by `maintenance_plan` and `upload_plan`. The newest checkpoint may hold what makes the next loss NaN: without
-one that is proven, and kept, there would be nothing to go back to.
+Pure; called by `maintenance_plan` and `upload_plan`. The newest checkpoint may already contain the cause of a NaN loss a few
+steps later: without an older one that is known good, and kept, a rollback would have no target.
 """
 
 from __future__ import annotations
@@ -26,61 +26,68 @@ from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS, 
 def newest_good(
     facts: WorldTierFacts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]
 ) -> Checkpoint | None:
-    """The newest good checkpoint of both tiers.
+    """Returns the newest known good checkpoint of both tiers; None: none is known.
 
     Args:
-        complete: Of the present lineage, in memory, without those that are being dropped.
-        manifests: Those that were read there.
+        facts: The job's facts.
+        complete: Complete checkpoints in memory on the present lineage, without those that are being dropped.
+        manifests: The manifests read from memory.
     """
-    sound = sound_steps(facts)
-    if sound is None:
+    history = sound_steps(facts)
+    if history is None:
         return None
     persistent, generation = facts.persistent, facts.membership.generation
-    listed = (
+    persistent_entries = (
         (persistent.entries or ()) if persistent.read_generation == generation and not may_be_under_way(facts) else ()
     )
-    kept = complete_persistent(listed, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
-    suspect = anomalous_checkpoints(manifests) | anomalous_checkpoints(listed)
-    return last_good_and_required((*complete, *kept), suspect, sound, facts.status.last_good)[0]
+    uploaded = complete_persistent(
+        persistent_entries, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+    )
+    anomalous = anomalous_checkpoints(manifests) | anomalous_checkpoints(persistent_entries)
+    return last_good_and_required((*complete, *uploaded), anomalous, history, facts.status.last_good)[0]
 
 
 def kept_for_rollback(
     facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
 ) -> frozenset[Checkpoint]:
-    """What one tier keeps although newer ones are complete.
+    """Returns the checkpoints that one tier keeps for a rollback although newer ones are complete.
 
     Args:
-        complete: Of the present lineage, in that tier.
-        manifests: Those that were read there.
+        facts: The job's facts.
+        complete: Complete checkpoints of that tier on the present lineage.
+        manifests: The manifests read from that tier.
     """
-    before, sound = last_good(complete, manifests), sound_steps(facts)
-    kept = frozenset() if before is None else frozenset({before})
-    if sound is None:
-        return kept
-    return kept | last_good_and_required(complete, anomalous_checkpoints(manifests), sound, facts.status.last_good)[1]
+    newest_good, history = last_good(complete, manifests), sound_steps(facts)
+    required = frozenset() if newest_good is None else frozenset({newest_good})
+    if history is None:
+        return required
+    return (
+        required
+        | last_good_and_required(complete, anomalous_checkpoints(manifests), history, facts.status.last_good)[1]
+    )
 
 
 def kept_in_memory_for_rollback(
     facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
 ) -> frozenset[Checkpoint]:
-    """What the memory tier keeps although newer ones are complete.
+    """Returns the checkpoints that the memory tier keeps for a rollback although newer ones are complete.
 
-    As `spared`, and all that is not suspect while an agent may drop there, too.
+    These are those of `kept_for_rollback`, and all without an anomalous loss while an agent may drop saves too.
     """
-    kept = kept_for_rollback(facts, complete, manifests)
-    if _gc_owner_is_disconnected(facts) or sound_steps(facts) is None:
-        return kept
-    return kept | frozenset(complete).difference(anomalous_checkpoints(manifests))
+    required = kept_for_rollback(facts, complete, manifests)
+    if _gc_owner_drops_nothing(facts) or sound_steps(facts) is None:
+        return required
+    return required | frozenset(complete).difference(anomalous_checkpoints(manifests))
 
 
-def _gc_owner_is_disconnected(facts: WorldFacts) -> bool:
-    """Whether the first member's agent drops nothing, as its line stands: without one it keeps house itself.
+def _gc_owner_drops_nothing(facts: WorldFacts) -> bool:
+    """Whether the first member's agent, the GC owner, certainly drops nothing: it does only while no operator is connected.
 
-    It knows of later steps than are told here, and by them drops what counts as the last good one here, which drops what
-    counts as that there.
+    It knows later steps than this operator, so its last good checkpoint may be another one. Each would then drop the checkpoint
+    that the other keeps.
     """
-    first = next(iter(facts.membership.members), None)
-    session = facts.sessions.get(worker_id(first)) if first is not None else None
-    if first is None or session is None or session.incarnation != first.incarnation:
-        return first is None
+    first_member = next(iter(facts.membership.members), None)
+    session = facts.sessions.get(worker_id(first_member)) if first_member is not None else None
+    if first_member is None or session is None or session.incarnation != first_member.incarnation:
+        return first_member is None
     return is_responsive(facts, session) and facts.now >= session.since_seconds + DROP_SECONDS

@@ -1,8 +1,8 @@
-"""Plans maintenance of both tiers while a world is committed.
+"""Plans maintenance of both tiers while a generation is committed.
 
-Pure; called by `reconcile`. It runs beside `plan`, on the same snapshot with the plan's status, and only if that plan
-does not change the world. Its status write tests the world like every other. Only holders that were read decide: one
-that is silent, or not sealed at this epoch, counts as no copy, loses no save and is named to no agent.
+Pure; called by `reconcile` after `plan`, on the same snapshot with the plan's status, and only if that plan does not change
+the membership. Its status write is a compare-and-swap like every other. Only memory servers that were fenced at this
+generation and read count: any other counts as no copy, loses no save, and is not announced to agents.
 """
 
 from __future__ import annotations
@@ -63,46 +63,42 @@ from surefoot_operator.policy.membership.restore_decisions import (
 )
 
 # ---- unrecoverable ---------------------------------------------------------------------------------------------------
-# Finds memory checkpoints that can never become complete. Where one rank cannot save, for want of staging memory say,
-# all others' saves would fill the tier: no checkpoint becomes complete, so none is superseded. Agents report which
-# steps their ranks never handed over. That is final: no save under way and no unreachable holder can complete such a
-# checkpoint. `retention` decides which saves are dropped.
+# Finds checkpoints in memory that can never become complete. If one rank cannot save, for lack of staging memory for example,
+# the others' saves would fill the tier: no checkpoint becomes complete, so none is superseded. Agents report for which steps
+# their ranks never staged a save. That is final: no save under way and no unreachable server can complete such a checkpoint.
+# `retention` decides which saves are dropped.
 
 
 @dataclass(frozen=True, slots=True)
 class Unrecoverable:
-    """A checkpoint that cannot become complete, and why."""
+    """A checkpoint that can never become complete, and why."""
 
     checkpoint: Checkpoint
     worker: int
-    """Index of one that has no save of it."""
+    """Index of a worker without a save of it."""
     reason: str
 
 
 def unrecoverable_checkpoints(
     facts: WorldFacts, reading: TierReading, complete: Collection[Checkpoint]
 ) -> tuple[Unrecoverable, ...]:
-    """Lists the committed epoch's checkpoints that lack a rank for good.
-
-    Oldest first; none that was read to be complete.
-    """
+    """Lists the committed generation's checkpoints that lack a rank for good, oldest first, without complete ones."""
     generation = facts.membership.generation
-    there = {checkpoint for checkpoint in reading.having() if checkpoint.generation == generation}
+    saved_checkpoints = {checkpoint for checkpoint in reading.having() if checkpoint.generation == generation}
     sessions = reporting_sessions(facts)
-    found = []
-    for checkpoint in sorted(there.difference(complete)):
-        without = next((s for s in sessions if s.progress.closed_steps.is_missing(checkpoint.step)), None)
-        if without is not None:
-            who = f"worker {without.index} on {without.node} has not saved it, and never will"
-            found.append(Unrecoverable(checkpoint, without.index, f"{checkpoint} can never become complete: {who}"))
-    return tuple(found)
+    unrecoverable = []
+    for checkpoint in sorted(saved_checkpoints.difference(complete)):
+        session = next((s for s in sessions if s.progress.closed_steps.is_missing(checkpoint.step)), None)
+        if session is not None:
+            cause = f"worker {session.index} on {session.node} has not saved it, and never will"
+            unrecoverable.append(
+                Unrecoverable(checkpoint, session.index, f"{checkpoint} can never become complete: {cause}")
+            )
+    return tuple(unrecoverable)
 
 
 def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
-    """Returns the members' sessions that report on the committed epoch.
-
-    A report about saves stays true however old it is.
-    """
+    """Returns the members' sessions that report on the committed generation; a report about saves never becomes outdated."""
     generation = facts.membership.generation
     return [
         session for _, session in member_sessions(facts) if session is not None and session.generation == generation
@@ -112,57 +108,61 @@ def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
 # ---- maintenance plan ------------------------------------------------------------------------------------------------
 
 SOON_SECONDS = 5.0
-"""A save that is due within so long makes repairing an older one pointless."""
+"""A save that is due within this time makes it pointless to repair an older one."""
 
 _MAX_LISTED = 32
-"""Actions that the reason names."""
+"""Actions that the reason lists."""
 
 PATIENT_INTERVALS = 2
-"""But not if so many intervals went by without a checkpoint at full replication."""
+"""Save intervals without a checkpoint at full replication after which repairs no longer wait for a newer save."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlan:
-    """One round's actions, status and figures.
-
-    `status`: the whole new status, its world unchanged. `holders`: to be named to agents once it is written.
-    """
+    """The actions, the next status and the figures of one maintenance."""
 
     actions: tuple[MaintenanceAction, ...]
     status: JobStatus
+    """The whole next status; its membership is unchanged."""
     reason: str
     servers: tuple[MemoryServerEndpoint, ...] = ()
+    """Memory servers to announce to agents once the status is written."""
     replicas: int = 1
-    """R_eff: copies that a save needs to be Full now."""
+    """Copies that a save needs now to be fully replicated: at most one per live failure domain."""
     copies: int = 0
-    """Of the newest complete checkpoint in memory, the least over its ranks."""
+    """Copies of the newest complete checkpoint in memory, the minimum over its ranks."""
     watermark: Checkpoint | None = None
+    """Newest checkpoint in memory with that many copies."""
     pinned: Checkpoint | None = None
-    """The checkpoint being promoted; to be handed to the next upkeep."""
+    """Checkpoint being uploaded; to be passed to the next maintenance."""
     pending_deletions: Going = field(default_factory=dict)
-    """Checkpoints whose drops are under way; to be handed to the next upkeep."""
+    """Checkpoints whose drops are in progress; to be passed to the next maintenance."""
     unrecoverable: tuple[Unrecoverable, ...] = ()
-    """Checkpoints in memory that can never become complete, and go."""
+    """Checkpoints in memory that can never become complete; they are dropped."""
     steady: tuple[ClosedSteps, ...] = ()
-    """What each worker of the epoch said of its saves."""
+    """For each reporting worker, the steps without a save."""
     events: tuple[Event, ...] = ()
     shares: tuple[memory_budget.MemoryServerBudget, ...] = ()
-    """What each holder must take of this job, and may; none while that is not known."""
+    """Memory budget of each server; empty while it is unknown."""
     wake_after_seconds: float | None = None
+    """Time until the next maintenance is due; None: only a new observation matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MemoryReading:
-    """The memory tier as it was read for the committed epoch."""
+    """The memory tier as read for the committed generation."""
 
     reading: TierReading
     domains: dict[MemoryServerInstance, str]
+    """Failure domain of each server."""
     replicas: int
+    """Copies that a save needs now to be fully replicated."""
     complete: list[Checkpoint]
     full: Checkpoint | None
+    """The watermark: newest checkpoint with that many copies."""
     unrecoverable: tuple[Unrecoverable, ...]
     staying: list[Checkpoint]
-    """Of `complete`, those that no drop is under way for."""
+    """Complete checkpoints that no drop in progress may remove."""
 
     @property
     def manifests(self) -> tuple[RankManifest, ...]:
@@ -170,39 +170,45 @@ class _MemoryReading:
 
 
 def plan_maintenance(
-    seen: JobSnapshot, pinned: Checkpoint | None = None, going: Going | None = None
+    snapshot: JobSnapshot, pinned: Checkpoint | None = None, pending_deletions: Going | None = None
 ) -> MaintenancePlan:
-    """Plans what to seal, drop, copy, promote and delete now.
+    """Plans which servers to fence and which saves to drop, copy, upload and delete now.
 
-    `pinned`: the checkpoint being promoted, `going`: those being dropped, as the last round returned them.
+    Args:
+        snapshot: The job's snapshot, with the status that `plan` decided.
+        pinned: The checkpoint being uploaded, as the last maintenance returned it.
+        pending_deletions: The drops in progress, as the last maintenance returned them.
     """
-    facts = gather(seen)
+    facts = gather(snapshot)
     membership = facts.status.membership
-    over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
-    if membership is not None and membership.state == "Claimed" and seen.uploads and not over:
-        return _upload_alone(facts, pinned)
-    if membership is None or membership.state != "Committed" or over:
+    has_ended = facts.status.phase in ("Complete", "Failed") or snapshot.job.deleted
+    # A claimed generation gets no maintenance, except that an ending job's checkpoint is uploaded.
+    if membership is not None and membership.state == "Claimed" and snapshot.uploads and not has_ended:
+        return _plan_upload_only(facts, pinned)
+    if membership is None or membership.state != "Committed" or has_ended:
         return MaintenancePlan(
             (),
             facts.status,
-            "no maintenance while no world is committed",
+            "no maintenance while no generation is committed",
             _answering_assigned_servers(facts, facts.status),
         )
-    memory = _read(facts, going or {})
+    # Read memory, and record in the status which servers agents know and which checkpoints exist.
+    memory = _read_memory(facts, pending_deletions or {})
     status = save_intervals.with_intervals(facts, _status_with_servers(facts, memory), memory.replicas)
-    promoting = upload_plan.plan_uploads(facts, memory.complete, pinned)
+    # Uploads come before drops, because the checkpoint being uploaded must not be dropped.
+    uploads = upload_plan.plan_uploads(facts, memory.complete, pinned)
     status = replace(
         status,
-        last_uploaded=promoting.last_uploaded,
-        had_checkpoint=status.had_checkpoint or promoting.last_uploaded is not None,
+        last_uploaded=uploads.last_uploaded,
+        had_checkpoint=status.had_checkpoint or uploads.last_uploaded is not None,
     )
-    drops = _drops(facts, memory, status, promoting.pinned)
+    drops = _plan_drops(facts, memory, status, uploads.pinned)
     actions: tuple[MaintenanceAction, ...] = (
-        *_fences(facts),
+        *_plan_fences(facts),
         *drops,
-        *_repairs(facts, memory),
-        *promoting.actions,
-        *upload_plan.persistent_drops(facts, status.last_uploaded, promoting.pinned),
+        *_plan_repairs(facts, memory),
+        *uploads.actions,
+        *upload_plan.persistent_drops(facts, status.last_uploaded, uploads.pinned),
     )
     sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions[:_MAX_LISTED]))
     reason = "; ".join(sentences) or "no maintenance is needed"
@@ -214,209 +220,231 @@ def plan_maintenance(
         reason=reason,
         servers=_answering_assigned_servers(facts, status),
         replicas=memory.replicas,
-        copies=_copies(memory),
+        copies=_newest_copies(memory),
         watermark=memory.full,
-        pinned=promoting.pinned,
-        pending_deletions=going_after(going or {}, drops, facts.now),
+        pinned=uploads.pinned,
+        pending_deletions=going_after(pending_deletions or {}, drops, facts.now),
         unrecoverable=memory.unrecoverable,
         steady=tuple(session.progress.closed_steps for session in reporting_sessions(facts)),
         events=(
-            *promoting.events,
+            *uploads.events,
             *save_intervals.interval_events(facts.status, status),
             *memory_budget.budget_events(facts.status, budget),
         ),
         shares=budget.shares if budget is not None else (),
-        wake_after_seconds=_wake(facts),
+        wake_after_seconds=_wake_seconds(facts),
     )
 
 
-def _upload_alone(facts: Facts, pinned: Checkpoint | None) -> MaintenancePlan:
-    """Of a world that is claimed and waits, or never begins: all that was read for it stays, and its newest is uploaded."""
-    promoting = upload_plan.plan_uploads(facts, [], pinned)
+def _plan_upload_only(facts: Facts, pinned: Checkpoint | None) -> MaintenancePlan:
+    """Plans uploads of a claimed generation that waits or never starts: nothing is dropped, the newest checkpoint is uploaded."""
+    uploads = upload_plan.plan_uploads(facts, [], pinned)
     status = replace(
         facts.status,
-        last_uploaded=promoting.last_uploaded,
-        had_checkpoint=facts.status.had_checkpoint or promoting.last_uploaded is not None,
+        last_uploaded=uploads.last_uploaded,
+        had_checkpoint=facts.status.had_checkpoint or uploads.last_uploaded is not None,
     )
-    reason = "; ".join(map(str, promoting.actions[:_MAX_LISTED])) or "no upload is needed"
-    named = _answering_assigned_servers(facts, status)
-    return MaintenancePlan(promoting.actions, status, reason, named, pinned=promoting.pinned, events=promoting.events)
+    reason = "; ".join(map(str, uploads.actions[:_MAX_LISTED])) or "no upload is needed"
+    servers = _answering_assigned_servers(facts, status)
+    return MaintenancePlan(uploads.actions, status, reason, servers, pinned=uploads.pinned, events=uploads.events)
 
 
-def _read(facts: WorldTierFacts, going: Going) -> _MemoryReading:
+def _read_memory(facts: WorldTierFacts, pending_deletions: Going) -> _MemoryReading:
+    """Reads the memory tier of the committed generation from the snapshot."""
     generation = facts.membership.generation
     reading = memory_reading(facts, generation)
     domains = domains_of(facts)
-    live = {domains[server] for server in reading.servers}
-    replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
-    found = complete_checkpoints(reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
-    full = newest_checkpoint(c for c in found if copies_of(c, reading, domains) >= replicas)
-    hopeless = unrecoverable_checkpoints(facts, reading, found)
-    return _MemoryReading(reading, domains, replicas, found, full, hopeless, staying(found, going, facts.now))
+    live_domains = {domains[server] for server in reading.servers}
+    replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live_domains))
+    complete = complete_checkpoints(
+        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+    )
+    watermark = newest_checkpoint(c for c in complete if copies_of(c, reading, domains) >= replicas)
+    unrecoverable = unrecoverable_checkpoints(facts, reading, complete)
+    return _MemoryReading(
+        reading, domains, replicas, complete, watermark, unrecoverable, staying(complete, pending_deletions, facts.now)
+    )
 
 
-def _copies(memory: _MemoryReading) -> int:
-    latest = newest_checkpoint(memory.complete)
-    return 0 if latest is None else copies_of(latest, memory.reading, memory.domains)
+def _newest_copies(memory: _MemoryReading) -> int:
+    """Returns the number of copies of the newest complete checkpoint; 0: there is none."""
+    newest = newest_checkpoint(memory.complete)
+    return 0 if newest is None else copies_of(newest, memory.reading, memory.domains)
 
 
 def _status_with_servers(facts: WorldTierFacts, memory: _MemoryReading) -> JobStatus:
-    """What has to outlive this operator: which holders agents know, and that there is something to lose.
+    """Returns the status with the facts that must survive this operator: the servers that agents know, and the checkpoints.
 
-    A holder is named once it is sealed and read. One that is known to be gone, or in whose place another instance
-    runs, is forgotten; a silent one is not: agents may write to it still.
+    A server is assigned once it is fenced and read. It is removed once it is known to be gone, or another instance runs in its
+    place; an unreachable server stays, because agents may still write to it.
     """
     status = facts.status
-    sealed = fenced_endpoints(facts.holder_list, facts.membership.generation)
-    servers = {endpoint.server_id for endpoint in sealed.values()}
-    kept = [e for e in status.assigned_servers if not _forgotten(e, facts.servers, sealed, servers)]
-    missing = sorted(sealed.keys() - {e.instance for e in kept})
-    back = {server.run_id for server in sealed}
-    latest = newest_checkpoint(c for c in memory.complete) or status.last_complete
+    fenced = fenced_endpoints(facts.holder_list, facts.membership.generation)
+    fenced_server_ids = {endpoint.server_id for endpoint in fenced.values()}
+    assigned = [e for e in status.assigned_servers if not _is_removed(e, facts.servers, fenced, fenced_server_ids)]
+    unassigned = sorted(fenced.keys() - {e.instance for e in assigned})
+    returned_run_ids = {server.run_id for server in fenced}
+    newest = newest_checkpoint(c for c in memory.complete) or status.last_complete
     return replace(
         status,
-        assigned_servers=(*kept, *(sealed[server] for server in missing)),
-        lost_servers=tuple(instance for instance in status.lost_servers if instance not in back),
-        last_complete=latest,
+        assigned_servers=(*assigned, *(fenced[server] for server in unassigned)),
+        lost_servers=tuple(instance for instance in status.lost_servers if instance not in returned_run_ids),
+        last_complete=newest,
         last_good=last_good.newest_good(facts, memory.staying, memory.manifests),
         had_checkpoint=status.had_checkpoint or memory.full is not None,
     )
 
 
-def _forgotten(
+def _is_removed(
     endpoint: MemoryServerEndpoint,
-    known: Mapping[MemoryServerInstance, ObservedMemoryServer],
-    sealed: Mapping[MemoryServerInstance, MemoryServerEndpoint],
-    servers: set[MemoryServerId],
+    states: Mapping[MemoryServerInstance, ObservedMemoryServer],
+    fenced: Mapping[MemoryServerInstance, MemoryServerEndpoint],
+    fenced_server_ids: set[MemoryServerId],
 ) -> bool:
-    if endpoint.instance in sealed:
-        return sealed[endpoint.instance] != endpoint  # it answers at another address now: named anew
-    seen = known.get(endpoint.instance)
-    return (seen is not None and seen.state == "Gone") or endpoint.server_id in servers
+    """Whether an assigned server is removed from the status."""
+    if endpoint.instance in fenced:
+        return fenced[endpoint.instance] != endpoint  # it now answers at another address: assigned again with that
+    state = states.get(endpoint.instance)
+    return (state is not None and state.state == "Gone") or endpoint.server_id in fenced_server_ids
 
 
 def _answering_assigned_servers(facts: TierFacts, status: JobStatus) -> tuple[MemoryServerEndpoint, ...]:
-    """Named ones that answer."""
+    """Lists the assigned memory servers that answer and are fenced."""
     if status.membership is None:
         return ()
     ready = fenced_endpoints(facts.holder_list, status.membership.generation)
     return tuple(e for e in status.assigned_servers if e.instance in ready)
 
 
-def _fences(facts: TierFacts) -> tuple[FenceMemoryServer, ...]:
-    """New and returned holders: sealed at this epoch before anybody hears of them."""
+def _plan_fences(facts: TierFacts) -> tuple[FenceMemoryServer, ...]:
+    """Fences new and returned servers at this generation, before any agent is sent their address."""
     generation = facts.membership.generation
-    unsealed = [
+    unfenced = [
         h.endpoint.instance
         for h in facts.holder_list
         if h.state == "Ready" and (h.fence is None or h.fence < generation or h.read_generation != generation)
     ]
-    return tuple(FenceMemoryServer(server, generation) for server in sorted(unsealed))
+    return tuple(FenceMemoryServer(server, generation) for server in sorted(unfenced))
 
 
-def _drops(
+def _plan_drops(
     facts: WorldTierFacts, memory: _MemoryReading, status: JobStatus, pinned: Checkpoint | None
 ) -> tuple[DropSaves, ...]:
+    """Plans the deletion of saves in memory that retention does not keep."""
     if may_be_under_way(facts):
         return ()
-    if _fences(facts):
-        return ()  # a holder is just coming: how many copies make a save Full is about to change
-    standing = retention_inputs(facts, memory.full, status.last_uploaded, pinned)
-    standing = replace(
-        standing,
+    if _plan_fences(facts):
+        return ()  # a server is just joining: the number of copies for full replication is about to change
+    inputs = retention_inputs(facts, memory.full, status.last_uploaded, pinned)
+    inputs = replace(
+        inputs,
         unrecoverable=frozenset(h.checkpoint for h in memory.unrecoverable),
         known_good=last_good.kept_in_memory_for_rollback(facts, memory.staying, memory.manifests),
     )
-    life = min(DROP_SECONDS, facts.spec.checkpoint.memory_server_timeout_seconds / 2)
-    found = retention.drops_by_server(memory.reading.servers, standing, facts.spec.checkpoint.memory.keep)
+    lifetime_seconds = min(DROP_SECONDS, facts.spec.checkpoint.memory_server_timeout_seconds / 2)
+    drops = retention.drops_by_server(memory.reading.servers, inputs, facts.spec.checkpoint.memory.keep)
     return tuple(
-        DropSaves(server, standing.generation, found[server], facts.now + life)
-        for server in sorted(found, key=INSTANCE_ORDER)
+        DropSaves(server, inputs.generation, drops[server], facts.now + lifetime_seconds)
+        for server in sorted(drops, key=INSTANCE_ORDER)
     )
 
 
 def retention_inputs(
-    facts: JobFacts, full: Checkpoint | None, floor: Checkpoint | None, pinned: Checkpoint | None
+    facts: JobFacts, watermark: Checkpoint | None, last_uploaded: Checkpoint | None, pinned: Checkpoint | None
 ) -> retention.RetentionInputs:
+    """Collects the inputs of retention in the memory tier."""
     return retention.RetentionInputs(
         lineage=facts.status.lineage,
         generation=facts.membership.generation,
         claimed=False,
         parent=facts.membership.parent,
-        watermark=full,
-        persistent=None if floor in facts.status.unreadable_checkpoints else floor,
+        watermark=watermark,
+        persistent=None if last_uploaded in facts.status.unreadable_checkpoints else last_uploaded,
         pinned=pinned,
         unreadable=unreadable_checkpoints(facts),
     )
 
 
-def _repairs(facts: Facts, memory: _MemoryReading) -> tuple[RequestRepair, ...]:
-    """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
-    wanted, halted = newest_checkpoint(memory.complete), planned_change.barrier_step(facts)
-    if halted is not None and halted == wanted:
-        return _copied(facts, planned_change.repairs_before_departure(facts, halted, goes_on=False))
-    if wanted is not None and not _is_stored(facts, wanted) and planned_change.domains_being_evacuated(facts):
-        # nodes are left one after another while the world trains, and holders leave with them
-        rescued = planned_change.repairs_before_departure(facts, wanted, goes_on=True)
-        if rescued:
-            return _copied(facts, rescued)
-    if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
+def _plan_repairs(facts: Facts, memory: _MemoryReading) -> tuple[RequestRepair, ...]:
+    """Repairs the newest complete checkpoint if it has too few copies, unless a newer one will have them soon."""
+    newest, at_barrier = newest_checkpoint(memory.complete), planned_change.barrier_step(facts)
+    # At a barrier for a terminating worker, the copies must exist on nodes that stay.
+    if at_barrier is not None and at_barrier == newest:
+        return _assign_repairs(facts, planned_change.repairs_before_departure(facts, at_barrier, continues=False))
+    if newest is not None and not _is_uploaded(facts, newest) and planned_change.domains_being_evacuated(facts):
+        # nodes are evacuated one after another while the job trains, and their memory servers are lost with them
+        repairs = planned_change.repairs_before_departure(facts, newest, continues=True)
+        if repairs:
+            return _assign_repairs(facts, repairs)
+    if newest is None or newest == memory.full or _is_newer_expected(facts, memory, newest):
         return ()
     servers, topology = dict(memory.reading.servers), topology_of_job(facts)
-    return _copied(facts, retention.plan_repairs(servers, memory.domains, wanted, memory.replicas, topology=topology))
+    return _assign_repairs(
+        facts, retention.plan_repairs(servers, memory.domains, newest, memory.replicas, topology=topology)
+    )
 
 
-def _is_stored(facts: JobFacts, wanted: Checkpoint) -> bool:
-    """Whether the persistent tier has this checkpoint, or a newer one."""
-    floor = facts.status.last_uploaded
-    return floor is not None and floor not in facts.status.unreadable_checkpoints and floor.step >= wanted.step
+def _is_uploaded(facts: JobFacts, checkpoint: Checkpoint) -> bool:
+    """Whether the persistent tier has this checkpoint or a newer one."""
+    last_uploaded = facts.status.last_uploaded
+    return (
+        last_uploaded is not None
+        and last_uploaded not in facts.status.unreadable_checkpoints
+        and last_uploaded.step >= checkpoint.step
+    )
 
 
-def _copied(facts: WorldFacts, planned: list[retention.Repair]) -> tuple[RequestRepair, ...]:
-    # members only: nobody else was told where the holders are
+def _assign_repairs(facts: WorldFacts, repairs: list[retention.Repair]) -> tuple[RequestRepair, ...]:
+    """Assigns each repair to an agent."""
+    # members only: no other agent was sent the memory servers' addresses
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
-    beside: dict[str, ObservedSession] = {}
+    agents_by_node: dict[str, ObservedSession] = {}
     for agent in agents:
-        beside.setdefault(agent.node, agent)
+        agents_by_node.setdefault(agent.node, agent)
     return tuple(
         RequestRepair(
-            _nearest(agents, beside, repair, place),
+            _nearest_agent(agents, agents_by_node, repair, position),
             facts.membership.generation,
             repair.save,
             repair.source,
             repair.target,
         )
-        for place, repair in enumerate(planned)
+        for position, repair in enumerate(repairs)
         if agents
     )
 
 
-def _newer_is_coming(facts: WorldFacts, memory: _MemoryReading, wanted: Checkpoint) -> bool:
+def _is_newer_expected(facts: WorldFacts, memory: _MemoryReading, newest: Checkpoint) -> bool:
+    """Whether a newer checkpoint is expected to be fully replicated soon."""
     interval = saving_steps(facts)
+    # After too long without full replication, repair now instead of waiting for a newer save.
     step = step_of(facts, facts.membership.generation)
-    safe = max(memory.full.step if memory.full else 0, facts.membership.start_step)
-    if step - safe > PATIENT_INTERVALS * interval:
+    protected_step = max(memory.full.step if memory.full else 0, facts.membership.start_step)
+    if step - protected_step > PATIENT_INTERVALS * interval:
         return False
-    if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):
+    if any(c.step >= newest.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):
         return True
-    pace, made = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
-    if pace is None or not facts.membership.members:
+    step_seconds, last_step_at = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
+    if step_seconds is None or not facts.membership.members:
         return False
-    due = (interval - step % interval) * pace
-    # a world that hangs saves nothing more: what it has must not wait with too few copies until the hang is found
-    hangs = made is not None and facts.now - made > due + SOON_SECONDS
-    return due < SOON_SECONDS and not hangs
+    seconds_to_save = (interval - step % interval) * step_seconds
+    # a hanging job saves nothing more: its checkpoints must not wait with too few copies until the hang is detected
+    is_hanging = last_step_at is not None and facts.now - last_step_at > seconds_to_save + SOON_SECONDS
+    return seconds_to_save < SOON_SECONDS and not is_hanging
 
 
-def _nearest(
-    agents: list[ObservedSession], beside: Mapping[str, ObservedSession], repair: retention.Repair, place: int
+def _nearest_agent(
+    agents: list[ObservedSession],
+    agents_by_node: Mapping[str, ObservedSession],
+    repair: retention.Repair,
+    position: int,
 ) -> WorkerId:
-    """The agent beside the target, else the one beside the source, else any in turn."""
-    near = beside.get(repair.target.node) or beside.get(repair.source.node)
-    return worker_id(near if near is not None else agents[place % len(agents)])
+    """Returns an agent on the target's node, else on the source's node, else any in turn."""
+    nearest = agents_by_node.get(repair.target.node) or agents_by_node.get(repair.source.node)
+    return worker_id(nearest if nearest is not None else agents[position % len(agents)])
 
 
-def _wake(facts: TierFacts) -> float | None:
-    """Nothing here waits for a moment alone, except a listing that has to be asked for again."""
-    due = upload_plan.listing_due(facts)
-    return due - facts.now if due is not None and due > facts.now else None
+def _wake_seconds(facts: TierFacts) -> float | None:
+    """Returns when a listing must be requested again; nothing else here depends on time alone."""
+    due_seconds = upload_plan.listing_due(facts)
+    return due_seconds - facts.now if due_seconds is not None and due_seconds > facts.now else None

@@ -1,7 +1,7 @@
-"""Rolls out a new holder revision, one failure domain at a time.
+"""Rolls out a new revision of the memory servers, one failure domain at a time.
 
-Pure. `safety` says for one job whether it can lose a holder now; `rollout` combines all jobs with the pods. Called by
-each job's reconciler and by the leader's `memory_tier_maintenance`.
+Pure. `judge_job_safety` decides for one job whether it can lose a memory server now; `plan_rollout` combines all jobs with
+the pods. Called by each job's reconciler and by the leader's `memory_tier_maintenance`.
 """
 
 from __future__ import annotations
@@ -24,159 +24,181 @@ from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePla
 from surefoot_operator.reasons import CHECKPOINT_LOST
 
 STALE_SECONDS = 15.0
-"""What a job said so long ago says nothing about now."""
+"""Age from which on a job's report about its safety does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryServerPod:
-    """A pod of the memory tier; `domain` is empty without a node."""
+    """A pod of the memory tier."""
 
     name: str
     uid: str
     node: str
     domain: str
+    """Failure domain; empty if the pod has no node."""
     revision: str
     ready: bool
     deleting: bool = False
     node_ready: bool = True
     servers: int = 1
-    """That it runs."""
+    """Number of memory servers that the pod runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSafety:
-    """Whether one job can lose a holder now.
-
-    `nodes`: how many holders of each it has sealed and read; None: it needs none.
-    """
+    """Whether one job can lose a memory server now."""
 
     job: str
-    """Its name, for the sentence."""
+    """Namespace and name."""
     safe: bool
     reason: str
     at_seconds: float
+    """Unix time of the judgement."""
     nodes: Mapping[str, int] | None = None
+    """By node, the number of memory servers that the job has fenced and read; None: it needs none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Pods to delete now, all of one domain, with the reason."""
+    """Pods to delete now, all of one failure domain, with the reason."""
 
     delete: tuple[MemoryServerPod, ...]
     reason: str
     outdated: int
+    """Number of pods of an older revision."""
 
 
-def judge_job_safety(seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan | None) -> JobSafety:
-    """Decides whether this job survives the restart of one more holder domain.
+def judge_job_safety(snapshot: JobSnapshot, status: JobStatus, maintenance: MaintenancePlan | None) -> JobSafety:
+    """Decides whether this job survives the restart of one more failure domain of memory servers.
 
-    `status` and `kept` were decided from `seen`.
+    `status` and `maintenance` were decided from `snapshot`; `maintenance` None: no maintenance was planned.
     """
-    name = f"{seen.job.namespace}/{seen.job.name}"
+    name = f"{snapshot.job.namespace}/{snapshot.job.name}"
 
-    def says(safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
-        return JobSafety(name, safe, reason, seen.now_seconds, nodes)
+    def decide(is_safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
+        return JobSafety(name, is_safe, reason, snapshot.now_seconds, nodes)
 
     membership = status.membership
-    nothing = not status.had_checkpoint and status.last_complete is None
-    if status.phase in ("Complete", "Failed") or seen.job.deleted:
-        return says(True, "it is over")
+    has_nothing = not status.had_checkpoint and status.last_complete is None
+    if status.phase in ("Complete", "Failed") or snapshot.job.deleted:
+        return decide(True, "it has ended")
+    # Without workers, nothing could copy a checkpoint from one server to another.
     if membership is None or (membership.state == "Committed" and not membership.members):
-        kept_elsewhere = status.last_uploaded is not None and status.last_uploaded == status.last_complete
-        if nothing or kept_elsewhere:
-            return says(True, "none of its workers run, and memory has nothing that is stored nowhere else")
-        return says(False, "no worker of it runs that could copy its newest checkpoint, which is in memory only")
-    lost = condition_of(status, CHECKPOINT_LOST)
-    if lost is not None and lost.status == "True" and not may_still_have_data(facts := gather(seen)):
-        # it may wait so until a person comes, and would hold up every upgrade of the tier
-        return says(
-            True, "every checkpoint of it is lost, and no holder is away that may have one", _read(facts, membership)
+        is_uploaded = status.last_uploaded is not None and status.last_uploaded == status.last_complete
+        if has_nothing or is_uploaded:
+            return decide(True, "none of its workers run, and memory has nothing that is not in the persistent tier")
+        return decide(False, "none of its workers runs that could copy its newest checkpoint, which is in memory only")
+    loss_condition = condition_of(status, CHECKPOINT_LOST)
+    if (
+        loss_condition is not None
+        and loss_condition.status == "True"
+        and not may_still_have_data(facts := gather(snapshot))
+    ):
+        # it may wait for a user like this for long, and must not block every upgrade of the memory tier
+        return decide(
+            True,
+            "every checkpoint of it is lost, and no unreachable memory server may have one",
+            _count_servers_read(facts, membership),
         )
-    if membership.state != "Committed" or kept is None:
-        return says(False, "its world is changing")
+    if membership.state != "Committed" or maintenance is None:
+        return decide(False, "its membership is changing")
     if open_incident(status.incidents) is not None:
-        return says(False, "it is recovering")
-    if kept.watermark is None:
-        return says(False, "none of its complete checkpoints has all its copies")
-    if kept.replicas < 2 and (status.last_uploaded is None or status.last_uploaded in status.unreadable_checkpoints):
-        return says(False, "its checkpoints have one copy, and none is in the persistent tier")
-    return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), membership))
+        return decide(False, "it is recovering")
+    if maintenance.watermark is None:
+        return decide(False, "none of its complete checkpoints has all its copies")
+    if maintenance.replicas < 2 and (
+        status.last_uploaded is None or status.last_uploaded in status.unreadable_checkpoints
+    ):
+        return decide(False, "its checkpoints have one copy, and none is in the persistent tier")
+    return decide(
+        True,
+        f"{maintenance.watermark} has {maintenance.replicas} copies",
+        _count_servers_read(gather(snapshot), membership),
+    )
 
 
-def _read(facts: TierFacts, membership: Membership) -> Mapping[str, int]:
-    """How many holders of each node the job has sealed and read in that world's epoch."""
+def _count_servers_read(facts: TierFacts, membership: Membership) -> Mapping[str, int]:
+    """Counts, by node, the memory servers that the job has fenced and read in its present generation."""
     return Counter(h.endpoint.instance.node for h in fenced_servers(facts, membership.generation))
 
 
-def rejected_safety(status: JobStatus | None, now: float) -> JobSafety:
-    """The safety of a job that cannot be read.
-
-    `status` None: its status cannot be read either.
-    """
+def rejected_safety(status: JobStatus | None, now_seconds: float) -> JobSafety:
+    """Returns the safety of a job that cannot be parsed; `status` None: its status cannot be parsed either."""
     if status is not None and status.membership is None:
-        return JobSafety("", True, "it never began", now)
-    return JobSafety("", False, "its spec or status cannot be read", now)
+        return JobSafety("", True, "it never started", now_seconds)
+    return JobSafety("", False, "its spec or status cannot be parsed", now_seconds)
 
 
 def plan_rollout(
-    pods: Sequence[MemoryServerPod], wanted: int, revision: str, jobs: Sequence[JobSafety], now: float
+    pods: Sequence[MemoryServerPod], desired_pods: int, revision: str, jobs: Sequence[JobSafety], now_seconds: float
 ) -> Rollout:
     """Chooses the outdated pods to delete now.
 
-    `wanted`: how many pods there should be; `revision`: the newest one's name. A pod on a node that is away waits for
-    the node's return. One that is not ready may go while others are not, so that a revision that never becomes ready
-    can be replaced.
+    A pod on a node that is not ready waits for the node's return. An outdated pod that is itself not ready may be deleted
+    while others are not ready, so that a revision that never becomes ready can be replaced.
+
+    Args:
+        pods: All pods of the memory tier.
+        desired_pods: Number of pods that should exist.
+        revision: Name of the newest revision.
+        jobs: Safety of every job.
+        now_seconds: Unix time.
     """
     outdated = sorted(
         (pod for pod in pods if pod.revision != revision and not pod.deleting), key=lambda pod: (pod.domain, pod.name)
     )
 
-    def says(reason: str, delete: Sequence[MemoryServerPod] = ()) -> Rollout:
+    def decide(reason: str, delete: Sequence[MemoryServerPod] = ()) -> Rollout:
         return Rollout(tuple(delete), reason, len(outdated))
 
     reachable = [pod for pod in outdated if pod.node_ready]
+    # The first reason to wait is reported.
     if not outdated:
-        return says(f"every holder is of revision {revision}")
+        return decide(f"every memory server is of revision {revision}")
     if not reachable:
-        return says(f"{len(outdated)} holders of an older revision are on nodes that are away")
-    if len(pods) < wanted:
-        return says(f"{wanted - len(pods)} holders are still missing")
-    leaving = [pod for pod in pods if pod.deleting and pod.node_ready]
-    if leaving:
-        return says(f"{leaving[0].name} is ending")
-    waiting = [pod for pod in pods if not pod.ready and pod.node_ready]
-    candidates = [pod for pod in reachable if not pod.ready] if waiting else reachable
+        return decide(f"{len(outdated)} memory servers of an older revision are on nodes that are not ready")
+    if len(pods) < desired_pods:
+        return decide(f"{desired_pods - len(pods)} memory server pods are still missing")
+    terminating = [pod for pod in pods if pod.deleting and pod.node_ready]
+    if terminating:
+        return decide(f"{terminating[0].name} is terminating")
+    unready = [pod for pod in pods if not pod.ready and pod.node_ready]
+    candidates = [pod for pod in reachable if not pod.ready] if unready else reachable
     if not candidates:
-        return says(f"{waiting[0].name} on {waiting[0].node or 'no node yet'} is not ready")
-    problem = why_unsafe(pods, jobs, now)
+        return decide(f"{unready[0].name} on {unready[0].node or 'no node yet'} is not ready")
+    problem = why_unsafe(pods, jobs, now_seconds)
     if problem:
-        return says(problem)
-    first = candidates[0]
-    chosen = [pod for pod in candidates if pod.domain == first.domain]
-    where = first.domain or "no node"
-    return says(f"{len(chosen)} of {len(outdated)} holders of an older revision, in {where}", chosen)
+        return decide(problem)
+    # All pods of one failure domain restart together: no save has two copies there.
+    first_pod = candidates[0]
+    chosen = [pod for pod in candidates if pod.domain == first_pod.domain]
+    location = first_pod.domain or "no node"
+    return decide(
+        f"replacing {len(chosen)} of {len(outdated)} memory servers of an older revision, in {location}", chosen
+    )
 
 
 def ready_servers(pods: Sequence[MemoryServerPod]) -> str:
-    """Digests which holders are ready.
-
-    So two replicas can tell whether they judge the same ones.
-    """
+    """Returns a digest of the ready memory servers, by which two operator replicas see whether they judge the same ones."""
     ready = sorted(f"{pod.node}/{pod.uid}" for pod in pods if pod.ready and pod.node_ready)
     return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
 
 
-def why_unsafe(pods: Sequence[MemoryServerPod], jobs: Sequence[JobSafety], now: float) -> str:
-    """Says why no holder may be restarted; empty: one may."""
+def why_unsafe(pods: Sequence[MemoryServerPod], jobs: Sequence[JobSafety], now_seconds: float) -> str:
+    """Returns why no memory server may be restarted; empty: one may."""
     ready = {pod.node: pod.servers for pod in pods if pod.ready and pod.node_ready}
-    for one in jobs:
-        if not one.safe:
-            return f"job {one.job} cannot spare a holder: {one.reason}"
-        if one.nodes is not None and now - one.at_seconds > STALE_SECONDS:
-            return f"job {one.job} was not reconciled for {now - one.at_seconds:.0f} s"
-        read = one.nodes
-        missing = sorted(n for n, servers in ready.items() if read.get(n, 0) < servers) if read is not None else []
+    for safety in jobs:
+        if not safety.safe:
+            return f"job {safety.job} cannot lose a memory server: {safety.reason}"
+        if safety.nodes is not None and now_seconds - safety.at_seconds > STALE_SECONDS:
+            return f"job {safety.job} was not reconciled for {now_seconds - safety.at_seconds:.0f} s"
+        servers_read = safety.nodes
+        missing = (
+            sorted(n for n, servers in ready.items() if servers_read.get(n, 0) < servers)
+            if servers_read is not None
+            else []
+        )
         if missing:
-            which = "the holder" if ready[missing[0]] == 1 else "every holder"
-            return f"job {one.job} has not read {which} on {missing[0]} yet"
+            missing_servers = "the memory server" if ready[missing[0]] == 1 else "every memory server"
+            return f"job {safety.job} has not read {missing_servers} on {missing[0]} yet"
     return ""

@@ -1,8 +1,8 @@
-"""Chooses each tier's save interval and records it in status.
+"""Chooses each tier's save interval and records it in the status.
 
-Pure; called by `maintenance_plan`. Trainers get the memory tier's level from `coordinator.desired_messages`; `upload_plan`
-follows the persistent tier's steps. While something is not measured the choice stays as it is: at first the base, so
-that there is soon something to measure.
+Pure; called by `maintenance_plan`. Trainers get the memory tier's interval exponent from `coordinator.desired_messages`;
+`upload_plan` follows the persistent tier's interval. Until everything is measured the interval stays as it is: at first the
+base interval, so that there is soon something to measure.
 """
 
 from __future__ import annotations
@@ -24,109 +24,118 @@ from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
 from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals as powers of two --------------------------------------------------------------------------------------
-# Computes the save interval of one tier as a power of two. Powers of two, because ranks that follow a level at
-# different moments must still save common steps: the sets of saved steps nest. The cost is flat around its minimum, so
-# rounding is cheap (docs/adr/0006).
+# Computes the save interval of one tier as base * 2**exponent. With powers of two, ranks that follow a change at different
+# moments still save common steps, because the sets of saved steps nest. The cost is flat around its minimum, so the rounding
+# is cheap (docs/adr/0006).
 
 MAX_EXPONENT = 20
-"""A million steps; what trainers know as the highest, too."""
+"""Highest exponent, about a million times the base; trainers use the same limit."""
 
 FLUSH_ROOM = 1.25
-"""A save may take a quarter longer than the last ones before the next is due."""
+"""Factor on the flush time of the last saves: the next save is due no sooner."""
 
 HYSTERESIS = 0.2
-"""Hysteresis in log2 units: the level changes only when the wanted interval is more than 2**0.2 (15 %) outside its range."""
+"""In log2 units: the exponent changes only if the target interval is more than 2**0.2 (15 %) outside its range."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalRequest:
-    """The interval that the job asks for; `seconds` None: `auto`."""
+    """The save interval that the job requests for one tier."""
 
     base_steps: int
+    """Steps between saves at exponent 0."""
     seconds: float | None = None
+    """Requested longest time between saves; None: `auto`."""
     min_exponent: int = 0
-    """Of the tier below: only what was saved there can go on to this one."""
+    """Exponent of the memory tier: only steps saved there can be uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalInputs:
-    """Measurements and estimates for one tier, in seconds; None: unknown yet."""
+    """Measurements and estimates for one tier; None: unknown yet."""
 
     step_seconds: float | None
+    """Duration of one step."""
     cost_seconds: float | None
     """Training time that one save costs."""
     flush_seconds: float | None
-    """Until a save is where it belongs: the next must not be due before."""
+    """Time until a save is in its tier; the next must not be due before."""
     incident_seconds: float
     """Mean time between incidents that this tier recovers from."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalDecision:
+    """The chosen exponent, the target interval it follows, and the reason."""
+
     exponent: int
     target_seconds: float
     reason: str
 
 
 def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
-    """The interval of least cost by Young (1974) and Daly (2006).
+    """Returns the interval of least cost by Young (1974) and Daly (2006), in seconds.
 
-    As much time goes to saves as, on average, to steps that an incident makes run again.
+    At this interval, saves take on average as much time as the steps that an incident makes the job repeat.
     """
     return math.sqrt(2.0 * cost_seconds * incident_seconds)
 
 
-def target_seconds(wish: IntervalRequest, inputs: IntervalInputs) -> float | None:
-    """Seconds between two saves; None while unknown."""
-    if wish.seconds is not None:
-        return wish.seconds
+def target_seconds(request: IntervalRequest, inputs: IntervalInputs) -> float | None:
+    """Returns the desired time between two saves; None while unknown."""
+    if request.seconds is not None:
+        return request.seconds
     return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
 
 
-def choose_exponent(wish: IntervalRequest, inputs: IntervalInputs, present: int | None) -> IntervalDecision | None:
-    """Chooses the level; None while step time or cost is unknown."""
-    wanted, step = target_seconds(wish, inputs), inputs.step_seconds
-    if wanted is None or step is None or step <= 0:
+def choose_exponent(request: IntervalRequest, inputs: IntervalInputs, present: int | None) -> IntervalDecision | None:
+    """Chooses the interval exponent; None while step time or cost is unknown. `present`: the exponent until now."""
+    target, step_seconds = target_seconds(request, inputs), inputs.step_seconds
+    if target is None or step_seconds is None or step_seconds <= 0:
         return None
-    base = wish.base_steps * step
-    # seconds are a promise, rounded down and never held above; the best interval is as flat above as it is below
-    bias = -HYSTERESIS if wish.seconds is not None else 0.5
-    level = exponent_with_hysteresis(_exponent_for(wanted / base) + bias, present)
-    drain = inputs.flush_seconds or 0.0
-    least = -exponent_with_hysteresis(-_exponent_for(drain * FLUSH_ROOM / base), None if present is None else -present)
-    chosen = min(MAX_EXPONENT, max(level, least, wish.min_exponent, 0))
-    return IntervalDecision(chosen, wanted, _reason(wish, inputs, wanted, (level, least, chosen)))
+    base_seconds = request.base_steps * step_seconds
+    # requested seconds are an upper limit, so they are rounded down; the cheapest interval is rounded to the nearest
+    bias = -HYSTERESIS if request.seconds is not None else 0.5
+    target_exponent = exponent_with_hysteresis(_exponent_for(target / base_seconds) + bias, present)
+    flush_seconds = inputs.flush_seconds or 0.0
+    min_exponent = -exponent_with_hysteresis(
+        -_exponent_for(flush_seconds * FLUSH_ROOM / base_seconds), None if present is None else -present
+    )
+    exponent = min(MAX_EXPONENT, max(target_exponent, min_exponent, request.min_exponent, 0))
+    return IntervalDecision(
+        exponent, target, _describe_choice(request, inputs, target, (target_exponent, min_exponent, exponent))
+    )
 
 
-def exponent_with_hysteresis(wanted: float, present: int | None) -> int:
-    """Rounds the wanted level down, unless the present one is near enough.
-
-    Near enough: within `HYSTERESIS` of the present level's range.
-    """
-    if present is not None and present - HYSTERESIS <= wanted < present + 1 + HYSTERESIS:
+def exponent_with_hysteresis(target: float, present: int | None) -> int:
+    """Rounds the target exponent down, or returns the present one if the target is within `HYSTERESIS` of its range."""
+    if present is not None and present - HYSTERESIS <= target < present + 1 + HYSTERESIS:
         return present
-    return math.floor(wanted)
+    return math.floor(target)
 
 
 def _exponent_for(ratio: float) -> float:
-    """Far below one is as good as never: a drain of no time asks for no level."""
+    """Returns log2 of a ratio of intervals, limited from below: a flush time of 0 requires no interval at all."""
     return math.log2(max(ratio, 2.0**-MAX_EXPONENT))
 
 
-def _reason(wish: IntervalRequest, inputs: IntervalInputs, wanted: float, levels: tuple[int, int, int]) -> str:
-    level, least, chosen = levels
-    if wish.seconds is not None:
-        why = f"at most every {readable_seconds(wish.seconds)} was requested"
+def _describe_choice(
+    request: IntervalRequest, inputs: IntervalInputs, target: float, exponents: tuple[int, int, int]
+) -> str:
+    """Describes why the exponent was chosen; `exponents`: the target, the minimum and the choice."""
+    target_exponent, min_exponent, exponent = exponents
+    if request.seconds is not None:
+        cause = f"at most every {readable_seconds(request.seconds)} was requested"
     else:
-        why = (
-            f"every {readable_seconds(wanted)} costs least, where a save costs {readable_seconds(inputs.cost_seconds or 0.0)}"
-            f" and an incident comes every {readable_seconds(inputs.incident_seconds)}"
+        cause = (
+            f"every {readable_seconds(target)} costs least, if a save costs {readable_seconds(inputs.cost_seconds or 0.0)}"
+            f" and an incident happens every {readable_seconds(inputs.incident_seconds)}"
         )
-    if chosen <= max(level, 0):
-        return why
-    if chosen == wish.min_exponent and chosen > least:
-        return f"{why}, but the memory tier is not saved to more often"
-    return f"{why}, but a save takes {readable_seconds(inputs.flush_seconds or 0.0)} to arrive, and the next waits for that"
+    if exponent <= max(target_exponent, 0):
+        return cause
+    if exponent == request.min_exponent and exponent > min_exponent:
+        return f"{cause}, but saves to the memory tier are not made more often"
+    return f"{cause}, but a save takes {readable_seconds(inputs.flush_seconds or 0.0)} to be flushed, and the next must wait for it"
 
 
 def readable_seconds(seconds: float) -> str:
@@ -140,104 +149,117 @@ def readable_seconds(seconds: float) -> str:
 # ---- save intervals --------------------------------------------------------------------------------------------------
 
 BACKGROUND_COST_RATIO = 0.05
-"""What goes on beside the training (a save that drains, an upload) is taken to cost it a twentieth of its time."""
+"""Share of its own time that background work (a flush, an upload) is assumed to cost the training (0 to 1)."""
 
 DWELL_SECONDS = 30.0
-"""No sooner is a choice changed, unless saves cannot arrive in time: measurements of a moment are no trend."""
+"""Shortest time between two changes, unless saves cannot be flushed in time: a momentary measurement is no trend."""
 
 REFRESH_SECONDS = 60.0
+"""Shortest time between two updates of the recorded inputs while the interval is unchanged."""
 REFRESH_FACTOR = 1.25
-"""Inputs that moved by so much are written down anew, no oftener than that; the choice they stand beside is the same."""
+"""Change of an input from which on it is recorded again."""
 
 
 def with_intervals(facts: WorldTierFacts, status: JobStatus, replicas: int) -> JobStatus:
-    """Sets both tiers' choices in a status; `replicas`: effective copies."""
+    """Returns the status with both tiers' save intervals; `replicas`: copies that a save has in memory now."""
     spec = facts.spec.checkpoint
     risk = risk_of(facts.status, len(facts.membership.members), replicas, facts.now)
-    memory = _memory(facts, spec.memory, risk) if spec.memory.is_adaptive else None
+    memory = _choose_memory_interval(facts, spec.memory, risk) if spec.memory.is_adaptive else None
     persistent = None
     if spec.persistent is not None and spec.persistent.is_adaptive:
-        persistent = _persistent(facts, spec.persistent, memory, risk)
+        persistent = _choose_persistent_interval(facts, spec.persistent, memory, risk)
     return replace(status, memory_interval=memory, persistent_interval=persistent)
 
 
 def interval_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Reports each changed choice as an event."""
-    told = []
-    for tier, before, after in (
+    """Returns an event for each changed interval."""
+    events = []
+    for tier, previous, current in (
         ("memory", old.memory_interval, new.memory_interval),
         ("persistent", old.persistent_interval, new.persistent_interval),
     ):
-        if after is None or (before is not None and before.steps == after.steps):
+        if current is None or (previous is not None and previous.steps == current.steps):
             continue
-        every = "step" if after.steps == 1 else f"{after.steps} steps"
-        took = f" ({readable_seconds(after.steps * after.step_seconds)})" if after.step_seconds else ""
-        was = f" instead of {before.steps}" if before is not None else ""
-        text = f"the {tier} tier is saved to every {every}{took}{was}: {after.reason}"
-        told.append(Event(SAVE_INTERVAL_CHANGED, text))
-    return tuple(told)
+        interval = "step" if current.steps == 1 else f"{current.steps} steps"
+        time_clause = f" ({readable_seconds(current.steps * current.step_seconds)})" if current.step_seconds else ""
+        previous_clause = f" instead of {previous.steps}" if previous is not None else ""
+        text = f"the {tier} tier is saved to every {interval}{time_clause}{previous_clause}: {current.reason}"
+        events.append(Event(SAVE_INTERVAL_CHANGED, text))
+    return tuple(events)
 
 
-def _memory(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
-    step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "flush_seconds"))
-    cost = None if stall is None else stall + BACKGROUND_COST_RATIO * (drain or 0.0)
-    inputs = IntervalInputs(step, cost, drain, risk.from_memory_seconds)
-    return _chosen(
+def _choose_memory_interval(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
+    """Chooses the memory tier's interval."""
+    step_seconds, stall_seconds, flush_seconds = (
+        _slowest_timing(facts, name) for name in ("step_seconds", "stall_seconds", "flush_seconds")
+    )
+    cost_seconds = None if stall_seconds is None else stall_seconds + BACKGROUND_COST_RATIO * (flush_seconds or 0.0)
+    inputs = IntervalInputs(step_seconds, cost_seconds, flush_seconds, risk.from_memory_seconds)
+    return _choose_interval(
         facts, IntervalRequest(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk
     )
 
 
-def _persistent(
+def _choose_persistent_interval(
     facts: WorldTierFacts, tier: PersistentTierSpec, memory: SaveInterval | None, risk: Risk
 ) -> SaveInterval | None:
-    upload = facts.promotion_seconds
-    cost = None if upload is None else BACKGROUND_COST_RATIO * upload
-    inputs = IntervalInputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
-    wish = IntervalRequest(
+    """Chooses the persistent tier's interval, no shorter than the memory tier's."""
+    upload_seconds = facts.promotion_seconds
+    cost_seconds = None if upload_seconds is None else BACKGROUND_COST_RATIO * upload_seconds
+    inputs = IntervalInputs(
+        _slowest_timing(facts, "step_seconds"), cost_seconds, upload_seconds, risk.from_persistent_seconds
+    )
+    request = IntervalRequest(
         facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.exponent if memory else 0
     )
-    return _chosen(facts, wish, inputs, facts.status.persistent_interval, risk)
+    return _choose_interval(facts, request, inputs, facts.status.persistent_interval, risk)
 
 
-def _slowest(facts: WorldFacts, field: str) -> float | None:
-    """The highest of the members' own figures; None while none has said it."""
-    found: Iterable[float | None] = (getattr(s.timings, field) for _, s in member_sessions(facts) if s is not None)
-    return max((value for value in found if value is not None), default=None)
+def _slowest_timing(facts: WorldFacts, field: str) -> float | None:
+    """Returns the highest of the members' medians of one timing; None while no member has reported it."""
+    values: Iterable[float | None] = (getattr(s.timings, field) for _, s in member_sessions(facts) if s is not None)
+    return max((value for value in values if value is not None), default=None)
 
 
-def _chosen(
-    facts: WorldFacts, wish: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
+def _choose_interval(
+    facts: WorldFacts, request: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
 ) -> SaveInterval | None:
-    if present is not None and present.steps != wish.base_steps << present.exponent:
-        present = None  # of a spec that is not asked for any more
-    found = choose_exponent(wish, inputs, present.exponent if present is not None else None)
-    if found is None:
-        if present is None or present.exponent >= wish.min_exponent:
+    """Chooses an interval, or keeps the present one for `DWELL_SECONDS` after its start."""
+    if present is not None and present.steps != request.base_steps << present.exponent:
+        present = None  # it was chosen for an earlier spec
+    decision = choose_exponent(request, inputs, present.exponent if present is not None else None)
+    # Not measured yet: keep the present interval, as far as the memory tier's allows it.
+    if decision is None:
+        if present is None or present.exponent >= request.min_exponent:
             return present
-        reason = "the memory tier is not saved to more often"
-        return replace(present, steps=wish.base_steps << wish.min_exponent, exponent=wish.min_exponent, reason=reason)
-    fresh = _written(facts, wish, inputs, found, risk)
+        reason = "saves to the memory tier are not made more often"
+        return replace(
+            present, steps=request.base_steps << request.min_exponent, exponent=request.min_exponent, reason=reason
+        )
+    new = _build_interval(facts, request, inputs, decision, risk)
     if present is None:
-        return fresh
-    if found.exponent != present.exponent:
-        early = facts.now < present.since_seconds + DWELL_SECONDS
-        return present if early and not _is_too_frequent(wish, inputs, present) else fresh
-    if facts.now < present.measured_seconds + REFRESH_SECONDS or not _moved(present, fresh):
+        return new
+    # Keep a young choice, unless saves cannot keep up with it.
+    if decision.exponent != present.exponent:
+        is_early = facts.now < present.since_seconds + DWELL_SECONDS
+        return present if is_early and not _is_too_frequent(request, inputs, present) else new
+    if facts.now < present.measured_seconds + REFRESH_SECONDS or not _have_inputs_changed(present, new):
         return present
-    return replace(fresh, since_seconds=present.since_seconds, since_step=present.since_step)
+    return replace(new, since_seconds=present.since_seconds, since_step=present.since_step)
 
 
-def _written(
-    facts: WorldFacts, wish: IntervalRequest, inputs: IntervalInputs, found: IntervalDecision, risk: Risk
+def _build_interval(
+    facts: WorldFacts, request: IntervalRequest, inputs: IntervalInputs, decision: IntervalDecision, risk: Risk
 ) -> SaveInterval:
+    """Builds the interval for the status."""
     return SaveInterval(
-        steps=wish.base_steps << found.exponent,
-        exponent=found.exponent,
-        reason=found.reason,
+        steps=request.base_steps << decision.exponent,
+        exponent=decision.exponent,
+        reason=decision.reason,
         since_seconds=facts.now,
         since_step=step_of(facts, facts.membership.generation),
         measured_seconds=facts.now,
-        target_seconds=found.target_seconds,
+        target_seconds=decision.target_seconds,
         step_seconds=inputs.step_seconds,
         cost_seconds=inputs.cost_seconds,
         flush_seconds=inputs.flush_seconds,
@@ -246,13 +268,14 @@ def _written(
     )
 
 
-def _is_too_frequent(wish: IntervalRequest, inputs: IntervalInputs, present: SaveInterval) -> bool:
-    """Saves come faster than they arrive, or oftener than the tier below is saved to."""
-    length = present.steps * (inputs.step_seconds or 0.0)
-    return present.exponent < wish.min_exponent or length < (inputs.flush_seconds or 0.0)
+def _is_too_frequent(request: IntervalRequest, inputs: IntervalInputs, present: SaveInterval) -> bool:
+    """Whether saves are due faster than they are flushed, or more often than the tier below is saved to."""
+    interval_seconds = present.steps * (inputs.step_seconds or 0.0)
+    return present.exponent < request.min_exponent or interval_seconds < (inputs.flush_seconds or 0.0)
 
 
-def _moved(old: SaveInterval, new: SaveInterval) -> bool:
+def _have_inputs_changed(old: SaveInterval, new: SaveInterval) -> bool:
+    """Whether any recorded input changed by `REFRESH_FACTOR` or more."""
     pairs = (
         (old.target_seconds, new.target_seconds),
         (old.step_seconds, new.step_seconds),
@@ -260,11 +283,12 @@ def _moved(old: SaveInterval, new: SaveInterval) -> bool:
         (old.flush_seconds, new.flush_seconds),
         (old.mtbf_seconds, new.mtbf_seconds),
     )
-    return any(_apart(was, now) for was, now in pairs)
+    return any(_differ(old_value, new_value) for old_value, new_value in pairs)
 
 
-def _apart(was: float | None, now: float | None) -> bool:
-    if was is None or now is None:
-        return was is not now
-    low, high = sorted((was, now))
-    return high > REFRESH_FACTOR * low
+def _differ(old: float | None, new: float | None) -> bool:
+    """Whether two values differ by more than `REFRESH_FACTOR`."""
+    if old is None or new is None:
+        return old is not new
+    lower, higher = sorted((old, new))
+    return higher > REFRESH_FACTOR * lower

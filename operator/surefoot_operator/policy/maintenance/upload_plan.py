@@ -1,7 +1,8 @@
-"""Plans promotion to the persistent tier, and retention there.
+"""Plans uploads to the persistent tier, and retention there.
 
-Pure; called by `maintenance_plan`. One checkpoint at a time. The pin is soft state of the leader: after a failover the next
-listing finds what was uploaded already. The floor moves only when every manifest of a lineage checkpoint is there.
+Pure; called by `maintenance_plan`. One checkpoint is uploaded at a time. Which one is soft state of the leader: after a
+failover, the next listing shows the parts that are uploaded already. The last uploaded checkpoint advances only when every
+manifest of a checkpoint on the lineage is in the tier.
 """
 
 from __future__ import annotations
@@ -43,217 +44,239 @@ from surefoot_operator.policy.membership.restore_decisions import may_be_under_w
 from surefoot_operator.reasons import CHECKPOINT_UPLOADED, UPLOAD_ABANDONED
 
 LIST_RETRY_SECONDS = 60.0
-"""A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
+"""Time between listings if the last one failed, or lacks the last uploaded checkpoint."""
 
 UNANSWERED_SECONDS = 10.0
+"""Time after which a listing without an answer is requested again."""
 
 MAX_FAILED_UPLOADS = 5
-"""Failed uploads of one save, each after several tries of its agent, until a newer checkpoint has the way."""
+"""Failed uploads of one save, each after several attempts of its agent, until a newer checkpoint is uploaded instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """The new floor, the pinned checkpoint, and the actions for it."""
+    """The last uploaded checkpoint, the one to upload next, and the actions for it."""
 
     last_uploaded: Checkpoint | None
     pinned: Checkpoint | None = None
+    """Checkpoint being uploaded; None: none is due."""
     actions: tuple[MaintenanceAction, ...] = ()
     events: tuple[Event, ...] = ()
 
 
 def plan_uploads(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> UploadPlan:
-    """Chooses the checkpoint to promote, and by which agents.
+    """Chooses the checkpoint to upload and the agents that upload it.
 
-    `in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted.
+    Args:
+        facts: The job's facts.
+        in_memory: Complete lineage checkpoints on the memory servers, oldest first.
+        pinned: The checkpoint being uploaded; None: none is.
     """
     if facts.spec.checkpoint.persistent is None:
         return UploadPlan(facts.status.last_uploaded)
-    floor = _last_uploaded(facts)
+    last_uploaded = _newest_uploaded(facts)
     events: tuple[Event, ...] = ()
-    if floor is not None and floor != facts.status.last_uploaded:
-        events = (Event(CHECKPOINT_UPLOADED, f"{floor} is complete in the persistent tier"),)
-    # nothing newer comes of a world that has ended, that waits, or halts with no node that stays: the newest goes first, however often its upload failed
-    over = final_checkpoint(facts) is not None or is_broken(facts)
-    over = (
-        over
+    if last_uploaded is not None and last_uploaded != facts.status.last_uploaded:
+        events = (Event(CHECKPOINT_UPLOADED, f"{last_uploaded} is complete in the persistent tier"),)
+    # a job that ended, waits, or stops at a barrier with no remaining node makes no newer checkpoint: the newest goes first,
+    # however often its upload failed
+    must_upload_newest = final_checkpoint(facts) is not None or is_broken(facts)
+    must_upload_newest = (
+        must_upload_newest
         or facts.uploads
         or planned_change.departure_needs_upload(facts)
         or lifecycle.suspension_needs_upload(facts)
     )
-    there = last_checkpoint.at_hand(facts) if over else in_memory
-    due = [
+    available = last_checkpoint.at_hand(facts) if must_upload_newest else in_memory
+    # Due are steps at the upload interval that are newer than the last uploaded checkpoint.
+    due_checkpoints = [
         c
-        for c in there
-        if (c.step % interval_of(facts) == 0 or (over and c == there[-1]))
-        and (floor is None or c.step > floor.step)
+        for c in available
+        if (c.step % interval_of(facts) == 0 or (must_upload_newest and c == available[-1]))
+        and (last_uploaded is None or c.step > last_uploaded.step)
         and not c.imported
         and c not in facts.persistent.deleting
     ]
-    if not due:
-        return UploadPlan(floor, events=events)
-    chosen = due[-1] if over else _chosen(due, pinned, _not_uploadable(facts))
-    if pinned is not None and pinned in due and chosen != pinned and not over:
-        text = f"{pinned} could not be uploaded in {MAX_FAILED_UPLOADS} tries (its copies are damaged, or the tier does not answer); next is {chosen}"
+    if not due_checkpoints:
+        return UploadPlan(last_uploaded, events=events)
+    checkpoint = (
+        due_checkpoints[-1]
+        if must_upload_newest
+        else _choose_checkpoint(due_checkpoints, pinned, _repeatedly_failing(facts))
+    )
+    # The pinned checkpoint is replaced by a newer one: report it once.
+    if pinned is not None and pinned in due_checkpoints and checkpoint != pinned and not must_upload_newest:
+        text = f"{pinned} could not be uploaded in {MAX_FAILED_UPLOADS} attempts (its copies are damaged, or the tier does not answer); next is {checkpoint}"
         events = (*events, Event(UPLOAD_ABANDONED, text, warning=True))
-    return UploadPlan(floor, chosen, _uploads(facts, chosen), events)
+    return UploadPlan(last_uploaded, checkpoint, _assign_uploads(facts, checkpoint), events)
 
 
-def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[Checkpoint]) -> Checkpoint:
-    """The pinned one until it is there, or unpromotable; else the newest that is not."""
-    hopeful = [c for c in due if c not in unpromotable] or due
-    return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
+def _choose_checkpoint(
+    due_checkpoints: list[Checkpoint], pinned: Checkpoint | None, failing: set[Checkpoint]
+) -> Checkpoint:
+    """Returns the pinned checkpoint until it is uploaded or keeps failing; else the newest that does not keep failing."""
+    promising = [c for c in due_checkpoints if c not in failing] or due_checkpoints
+    return pinned if pinned is not None and pinned in promising else promising[-1]
 
 
-def _not_uploadable(facts: TierFacts) -> set[Checkpoint]:
-    """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
+def _repeatedly_failing(facts: TierFacts) -> set[Checkpoint]:
+    """Returns checkpoints with a save that failed too often: all its copies may be damaged, and newer ones must not wait."""
     return {save.checkpoint for save, count in facts.stumbled.items() if count >= MAX_FAILED_UPLOADS}
 
 
 def interval_of(facts: JobFacts) -> int:
-    """Returns the steps between promotions, a multiple of the memory tier's.
+    """Returns the steps between uploads, a multiple of the memory tier's interval.
 
-    Where the operator has not chosen yet, every save is due: one upload shows how long uploads take.
+    Until the operator has chosen an interval, every save is due: one upload shows how long uploads take.
     """
-    persistent, base = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
+    persistent, base_steps = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
     if persistent is None or persistent.is_adaptive:
-        chosen = facts.status.persistent_interval
-        return base if chosen is None else chosen.steps
-    wanted = persistent.fixed_steps or base
-    return -(-wanted // base) * base
+        interval = facts.status.persistent_interval
+        return base_steps if interval is None else interval.steps
+    requested_steps = persistent.fixed_steps or base_steps
+    return -(-requested_steps // base_steps) * base_steps
 
 
 def persistent_drops(
-    facts: WorldTierFacts, floor: Checkpoint | None, pinned: Checkpoint | None
+    facts: WorldTierFacts, last_uploaded: Checkpoint | None, pinned: Checkpoint | None
 ) -> tuple[MaintenanceAction, ...]:
-    """Deletes checkpoints that retention does not keep.
-
-    Only by a listing that has the floor; without one it asks for a listing.
-    """
+    """Deletes checkpoints that retention does not keep, by a listing that has the last uploaded one; else requests a listing."""
     spec = facts.spec.checkpoint.persistent
-    if spec is None or floor is None:
+    if spec is None or last_uploaded is None:
         return ()
-    worker = _any_agent(facts)
+    worker = _choose_agent(facts)
     if worker is None:
         return ()
-    due = listing_due(facts)
-    if due is not None:
-        return (ListPersistentTier(facts.membership.generation, worker.index),) if facts.now >= due else ()
+    # Nothing is deleted without a listing that shows the last uploaded checkpoint.
+    due_seconds = listing_due(facts)
+    if due_seconds is not None:
+        return (ListPersistentTier(facts.membership.generation, worker.index),) if facts.now >= due_seconds else ()
     if may_be_under_way(facts):
         return ()
     entries = facts.persistent.entries or ()
-    kept = complete_persistent(
+    complete = complete_persistent(
         entries, facts.status.lineage, facts.membership.generation, unreadable_checkpoints(facts), facts.covers
     )
-    standing = retention.RetentionInputs(
+    inputs = retention.RetentionInputs(
         lineage=facts.status.lineage,
         generation=facts.membership.generation,
         claimed=False,
         parent=facts.membership.parent,
         watermark=None,
-        persistent=floor,
+        persistent=last_uploaded,
         pinned=pinned,
         unreadable=unreadable_checkpoints(facts),
-        known_good=last_good.kept_for_rollback(facts, kept, entries),
+        known_good=last_good.kept_for_rollback(facts, complete, entries),
     )
-    there = {m.save.checkpoint for m in entries} | facts.persistent.deleting  # again, until one has answered
-    also = _kept_by_age_or_milestone(facts, spec, {*kept, floor})
-    unjudged = facts.persistent.undecidable
-    gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)
-    return (DeleteUploaded(worker, facts.membership.generation, tuple(gone)),) if gone else ()
+    stored = {
+        m.save.checkpoint for m in entries
+    } | facts.persistent.deleting  # deleted again until an agent has answered
+    kept_besides = _kept_by_age_or_milestone(facts, spec, {*complete, last_uploaded})
+    undecidable = facts.persistent.undecidable
+    to_delete = retention.persistent_drops(
+        {*complete, last_uploaded} - undecidable, stored, inputs, spec.keep, kept_besides, undecidable
+    )
+    return (DeleteUploaded(worker, facts.membership.generation, tuple(to_delete)),) if to_delete else ()
 
 
 def _kept_by_age_or_milestone(
     facts: TierFacts, spec: PersistentTierSpec, complete: set[Checkpoint]
 ) -> frozenset[Checkpoint]:
-    """What stays beside the newest few: milestones, and what is young enough."""
-    also = retention.milestone_checkpoints(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
+    """Returns the checkpoints kept in addition to the newest few: milestones, and those young enough."""
+    milestones = (
+        retention.milestone_checkpoints(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
+    )
     if spec.keep_seconds is None:
-        return also
-    since = facts.now - spec.keep_seconds
+        return milestones
+    oldest_kept_seconds = facts.now - spec.keep_seconds
     entries = facts.persistent.entries or ()
-    return also | frozenset(m.save.checkpoint for m in entries if m.saved_at >= since)
+    return milestones | frozenset(m.save.checkpoint for m in entries if m.saved_at >= oldest_kept_seconds)
 
 
 def listing_due(facts: TierFacts) -> float | None:
-    """When to list again, as the floor is missing; None: not."""
-    persistent, floor = facts.persistent, facts.status.last_uploaded
-    if facts.spec.checkpoint.persistent is None or floor is None:
+    """Returns when to list again because the last uploaded checkpoint is not in the listing (Unix time); None: not needed."""
+    persistent, last_uploaded = facts.persistent, facts.status.last_uploaded
+    if facts.spec.checkpoint.persistent is None or last_uploaded is None:
         return None
-    listed = persistent.read_generation == facts.membership.generation and persistent.entries is not None
-    if listed and (
-        floor in persistent.undecidable or any(m.save.checkpoint == floor for m in persistent.entries or ())
+    is_listed = persistent.read_generation == facts.membership.generation and persistent.entries is not None
+    if is_listed and (
+        last_uploaded in persistent.undecidable
+        or any(m.save.checkpoint == last_uploaded for m in persistent.entries or ())
     ):
         return None
     if persistent.requested_seconds is None:
         return facts.now
-    answered = listed or persistent.error is not None
-    return persistent.requested_seconds + (LIST_RETRY_SECONDS if answered else UNANSWERED_SECONDS)
+    is_answered = is_listed or persistent.error is not None
+    return persistent.requested_seconds + (LIST_RETRY_SECONDS if is_answered else UNANSWERED_SECONDS)
 
 
-def _last_uploaded(facts: TierFacts) -> Checkpoint | None:
-    """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
-    lineage, generation, bad = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
-    # an operator that came in between finds some ranks in the listing, and hears of the others
-    listed = frozenset(m.save for m in facts.persistent.entries or ())
-    found = {c for c, saves in facts.promoted.items() if not _missing(facts, c, saves | listed)}
+def _newest_uploaded(facts: TierFacts) -> Checkpoint | None:
+    """Returns the newest lineage checkpoint known to be uploaded: by the status, a listing, or the agents' reports."""
+    lineage, generation, unreadable = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
+    # a new operator finds some ranks' saves in the listing, and gets reports about the others
+    listed_saves = frozenset(m.save for m in facts.persistent.entries or ())
+    complete = {c for c, saves in facts.promoted.items() if not _missing_saves(facts, c, saves | listed_saves)}
     if facts.persistent.read_generation == facts.membership.generation and facts.persistent.entries is not None:
-        found |= set(complete_persistent(facts.persistent.entries, lineage, generation, bad, facts.covers))
-    old = facts.status.last_uploaded
+        complete |= set(complete_persistent(facts.persistent.entries, lineage, generation, unreadable, facts.covers))
+    previous = facts.status.last_uploaded
     newer = {
         c
-        for c in found
-        if c not in bad and on_lineage(lineage, c, generation) and (old is None or old in bad or c.step > old.step)
+        for c in complete
+        if c not in unreadable
+        and on_lineage(lineage, c, generation)
+        and (previous is None or previous in unreadable or c.step > previous.step)
     }
-    return newest_checkpoint(newer) or old
+    return newest_checkpoint(newer) or previous
 
 
-def _missing(facts: JobFacts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
+def _missing_saves(facts: JobFacts, checkpoint: Checkpoint, stored: frozenset[RankSave]) -> list[RankSave]:
+    """Lists the rank saves of a checkpoint that are not stored."""
     entry = entry_of(facts.status.lineage, checkpoint.generation)
     if entry is None:
         return [RankSave(checkpoint.generation, checkpoint.step, 0)]
     saves = (RankSave(checkpoint.generation, checkpoint.step, rank) for rank in range(entry.world_size))
-    return [save for save in saves if save not in there]
+    return [save for save in saves if save not in stored]
 
 
-def _uploads(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
-    """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
-    there = set(facts.promoted.get(chosen, frozenset()))
-    there |= {m.save for m in facts.persistent.entries or () if m.save.checkpoint == chosen}
-    # members only: nobody else was told where the holders are
+def _assign_uploads(facts: WorldTierFacts, checkpoint: Checkpoint) -> tuple[MaintenanceAction, ...]:
+    """Assigns each missing rank save to an agent: the rank's own, else one on a node with a copy, else any in turn."""
+    stored = set(facts.promoted.get(checkpoint, frozenset()))
+    stored |= {m.save for m in facts.persistent.entries or () if m.save.checkpoint == checkpoint}
+    # members only: no other agent was sent the memory servers' addresses
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not agents:
         return ()
-    nodes, reached = _nodes_having(facts, chosen), {worker_id(s) for s in agents}
-    on: dict[str, list[ObservedSession]] = defaultdict(list)
+    nodes, agent_ids = _nodes_by_save(facts, checkpoint), {worker_id(s) for s in agents}
+    agents_by_node: dict[str, list[ObservedSession]] = defaultdict(list)
     for agent in agents:
-        on[agent.node].append(agent)
+        agents_by_node[agent.node].append(agent)
     shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
-    for save in _missing(facts, chosen, frozenset(there)):
-        own = _owner(facts, save)
-        if own not in reached:
-            beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
-            turn = facts.stumbled.get(save, 0)
-            choice = (
-                agents if turn or not beside else beside
-            )  # whoever failed may not know of a holder that another knows
-            own = worker_id(choice[(save.rank + turn) % len(choice)])
-        shares[own].append(save)
+    for save in _missing_saves(facts, checkpoint, frozenset(stored)):
+        uploader = _owner_of(facts, save)
+        if uploader not in agent_ids:
+            nearby = [s for node in sorted(nodes.get(save, ())) for s in agents_by_node.get(node, ())]
+            failures = facts.stumbled.get(save, 0)
+            # after a failure, any agent is tried: the one that failed may not know a server that another one knows
+            candidates = agents if failures or not nearby else nearby
+            uploader = worker_id(candidates[(save.rank + failures) % len(candidates)])
+        shares[uploader].append(save)
     return tuple(
         UploadSaves(worker, facts.membership.generation, tuple(saves)) for worker, saves in sorted(shares.items())
     )
 
 
-def _nodes_having(facts: TierFacts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
+def _nodes_by_save(facts: TierFacts, checkpoint: Checkpoint) -> Mapping[RankSave, set[str]]:
+    """Returns, by rank save, the nodes whose memory servers have a copy."""
     nodes: dict[RankSave, set[str]] = defaultdict(set)
     for server in fenced_servers(facts, facts.membership.generation):
         for manifest in server.entries:
-            if manifest.save.checkpoint == chosen:
+            if manifest.save.checkpoint == checkpoint:
                 nodes[manifest.save].add(server.endpoint.instance.node)
     return nodes
 
 
-def _owner(facts: JobFacts, save: RankSave) -> WorkerId | None:
-    """The worker whose own rank made this save; None: of another epoch."""
+def _owner_of(facts: JobFacts, save: RankSave) -> WorkerId | None:
+    """Returns the worker whose own rank made this save; None: it is of another generation."""
     membership = facts.membership
     group = save.rank // facts.spec.nproc_per_node
     return (
@@ -263,6 +286,7 @@ def _owner(facts: JobFacts, save: RankSave) -> WorkerId | None:
     )
 
 
-def _any_agent(facts: WorldFacts) -> WorkerId | None:
-    heard = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
-    return min(heard, default=None)
+def _choose_agent(facts: WorldFacts) -> WorkerId | None:
+    """Returns the responsive agent with the lowest id; None: there is none."""
+    responsive = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
+    return min(responsive, default=None)

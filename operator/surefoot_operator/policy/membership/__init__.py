@@ -1,1 +1,1 @@
-"""Decides the next world: its members, size and restore point."""
+"""Decides the next membership: its members, size and restore point."""

@@ -1,7 +1,7 @@
-"""Claims and commits worlds, selects members, and releases workers that wait too long for a world.
+"""Claims and commits generations, selects their members, and releases workers that wait too long for enough others.
 
-Pure. Each change is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders
-one loses.
+Pure. Each change is one new status; the reconciler writes it by compare-and-swap on the old membership, so that only one of
+two leaders succeeds.
 """
 
 from __future__ import annotations
@@ -76,160 +76,169 @@ from surefoot_operator.policy.membership.restore_decisions import (
 )
 
 # ---- scheduling deadline ---------------------------------------------------------------------------------------------
-# Releases nodes held too long without enough workers for a world. Two jobs that each got half of a small cluster would
-# wait for each other for ever. So a job that is short of workers for too long releases all of them, and asks again
-# after a pause of its own.
+# Releases nodes that are occupied too long by too few workers to train. Two jobs that each got half of a small cluster would
+# wait for each other for ever. So a job that is short of workers for too long releases all of them, and requests them again
+# after a backoff that differs between jobs.
 
 RELEASED = "NodesReleased"
-"""Reason of PodsScheduled while no workers are asked for."""
+"""Reason of the condition PodsScheduled while no workers are requested."""
 
-_FIRST_PAUSE = 0.1
-"""Of the deadline; doubled with each further release, up to the whole of it."""
+_FIRST_BACKOFF_SHARE = 0.1
+"""First backoff as a share of the deadline; it doubles with each further release, up to the whole deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRelease:
-    """Scheduling state after a decision.
-
-    `reason`: why no workers are asked for; empty: they are.
-    """
+    """Scheduling state after a decision."""
 
     scheduling: Scheduling
     reason: str = ""
+    """Why no workers are requested; empty: they are."""
     events: tuple[Event, ...] = ()
 
 
-def update_scheduling(facts: WorldNodeFacts, tied: int | None = None) -> SchedulingRelease:
-    """Decides whether workers keep their nodes while the world waits."""
-    known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
+def update_scheduling(facts: WorldNodeFacts, required_size: int | None = None) -> SchedulingRelease:
+    """Decides whether workers keep their nodes while too few of them are scheduled to train."""
+    scheduling, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
-        return SchedulingRelease(known, release_message(known))
-    placed = _placed(facts)
-    if not placed or largest_size(facts.spec, placed, tied):
-        return SchedulingRelease(Scheduling(releases=known.releases))
-    since = facts.now if known.since_seconds is None else min(known.since_seconds, facts.now)
-    if facts.now < since + deadline:
-        return SchedulingRelease(Scheduling(since, known.releases))
-    releases = known.releases + 1
-    pause = pause_seconds(facts.job.uid, releases, deadline)
-    new = Scheduling(None, releases, facts.now + pause)
+        return SchedulingRelease(scheduling, release_message(scheduling))
+    placed_workers = _count_placed(facts)
+    # Workers that can train, or occupy nothing, need no deadline.
+    if not placed_workers or largest_size(facts.spec, placed_workers, required_size):
+        return SchedulingRelease(Scheduling(releases=scheduling.releases))
+    short_since = facts.now if scheduling.since_seconds is None else min(scheduling.since_seconds, facts.now)
+    if facts.now < short_since + deadline:
+        return SchedulingRelease(Scheduling(short_since, scheduling.releases))
+    releases = scheduling.releases + 1
+    backoff = pause_seconds(facts.job.uid, releases, deadline)
+    released = Scheduling(None, releases, facts.now + backoff)
     text = (
-        f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
-        f" for any world: they are released, and requested again after {pause:.0f} s"
+        f"{placed_workers} of {target_size(facts.spec)} workers occupied nodes for schedulingDeadlineSeconds ({deadline:g} s), too"
+        f" few to train: their nodes are released, and requested again after {backoff:.0f} s"
     )
-    return SchedulingRelease(new, release_message(new), (Event(reasons.WORKERS_RELEASED, text, warning=True),))
+    return SchedulingRelease(
+        released, release_message(released), (Event(reasons.WORKERS_RELEASED, text, warning=True),)
+    )
 
 
 def due_seconds(facts: JobFacts, scheduling: Scheduling) -> float | None:
-    """When nodes are released, or asked for again; None: neither."""
+    """Returns when nodes are released or requested again (Unix time); None: neither is planned."""
     if scheduling.since_seconds is None:
         return scheduling.until_seconds
     return scheduling.since_seconds + facts.spec.run_policy.scheduling_deadline_seconds
 
 
 def is_released(facts: JobFacts, status: JobStatus) -> bool:
-    """Whether the job asks for no workers now."""
-    until = status.scheduling.until_seconds
-    # a pause beyond the longest is none of ours: a clock went back
-    return until is not None and facts.now < until <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
+    """Whether the job requests no workers now because it released them."""
+    release_end = status.scheduling.until_seconds
+    # an end beyond the longest possible backoff comes from a clock that ran ahead
+    return (
+        release_end is not None
+        and facts.now < release_end <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
+    )
 
 
-def release_message(known: Scheduling) -> str:
-    """Describes a job whose workers were released."""
-    at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
-    times = f" ({known.releases} times now)" if known.releases > 1 else ""
-    return f"too few workers got nodes, so theirs were released{times}; the job asks for them again at {at} UTC"
+def release_message(scheduling: Scheduling) -> str:
+    """Describes a job whose workers were released, with the time of the next request."""
+    retry_time = datetime.fromtimestamp(scheduling.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
+    count_clause = f" ({scheduling.releases} times so far)" if scheduling.releases > 1 else ""
+    return f"too few workers got nodes, so their nodes were released{count_clause}; the job requests them again at {retry_time} UTC"
 
 
 def pause_seconds(uid: str, releases: int, deadline: float) -> float:
-    """The pause after a release, different for each job.
-
-    Of two jobs that release together, one returns first and finds the nodes free.
-    """
-    drawn = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
-    return Backoff(deadline * _FIRST_PAUSE, deadline).seconds(releases, drawn)
+    """Returns the backoff after a release, different for each job: of two jobs that release at once, one finds the nodes free."""
+    # Derived from the job's uid, so that every leader computes the same backoff.
+    jitter = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
+    return Backoff(deadline * _FIRST_BACKOFF_SHARE, deadline).seconds(releases, jitter)
 
 
-def _placed(facts: WorldNodeFacts) -> int:
-    """Workers that keep a node from others."""
-    over, wanted = ("Succeeded", "Failed"), required_indices(facts)
-    live = (w for w in facts.worker_list if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
-    return len({w.index for w in live if w.node is not None and w.index in wanted})
+def _count_placed(facts: WorldNodeFacts) -> int:
+    """Counts required workers that occupy a node."""
+    ended_phases, required = ("Succeeded", "Failed"), required_indices(facts)
+    live_workers = (
+        w for w in facts.worker_list if w.phase not in ended_phases and not w.deleting and not node_lost(facts, w.node)
+    )
+    return len({w.index for w in live_workers if w.node is not None and w.index in required})
 
 
-# ---- sizes that checkpoints tie a job to -----------------------------------------------------------------------------
-# Ties a world to the size that its checkpoint was saved at. A job with state that is each rank's own waits for a
-# replacement, as one of fixed size does. Shrunk or grown, every rank of the new world would refuse the checkpoint until
-# the budget for restarts is used up.
+# ---- world size required by checkpoints ------------------------------------------------------------------------------
+# Keeps the membership at the size that its checkpoint was saved at, if the checkpoint has state of each rank's own. Such a
+# job waits for a replacement, as one of fixed size does. At another size every rank would reject the checkpoint, until the
+# restart budget is used up.
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSizeConstraint:
-    """The size that the state requires; `text` names objects and remedies."""
+    """The world size that a checkpoint's state requires."""
 
     text: str
+    """Sentence that names the objects and the remedies."""
     ranks: int
+    """Required number of ranks."""
 
     def workers(self, spec: TrainingJobSpec) -> int:
-        """The required number of workers; 0: none gives those ranks."""
-        workers, rest = divmod(self.ranks, spec.nproc_per_node)
-        return 0 if rest else workers
+        """Returns the required number of workers; 0: no number of workers gives that many ranks."""
+        workers, remainder = divmod(self.ranks, spec.nproc_per_node)
+        return 0 if remainder else workers
 
 
 def tie_of(facts: TierFacts, parent: Checkpoint | None) -> WorldSizeConstraint | None:
-    """Returns what ties the world about to be committed; None: nothing."""
+    """Returns the world size that restoring `parent` requires; None: any size will do."""
     if parent is None:
         return None
-    older = facts.older.entries or ()
-    return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
+    source_entries = facts.older.entries or ()
+    return _find_constraint(m for m in chain(_read_manifests(facts), source_entries) if m.save.checkpoint == parent)
 
 
 @cached_per_snapshot
 def present_tie(facts: TierFacts) -> WorldSizeConstraint | None:
-    """Returns what ties the committed world; None: nothing."""
+    """Returns the world size that the committed membership's newest checkpoint requires; None: any size will do."""
     membership = facts.membership
-    read = reading_at(facts, membership.generation).manifests()
-    found = {c: ranks for c, ranks in read.items() if c.generation == membership.generation or c == membership.parent}
-    # of some ranks alone nobody could tell that values differ
-    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world_size]
-    if whole:
-        return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
-    known = condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
+    manifests = reading_at(facts, membership.generation).manifests()
+    candidates = {
+        c: ranks for c, ranks in manifests.items() if c.generation == membership.generation or c == membership.parent
+    }
+    # from some of the ranks alone it cannot be seen whether their values differ
+    complete = [c for c, ranks in candidates.items() if len(ranks) == next(iter(ranks.values()))[-1].world_size]
+    if complete:
+        return _find_constraint(copies[-1] for copies in candidates[max(complete, key=lambda c: c.step)].values())
+    condition = condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
     return (
-        WorldSizeConstraint(known.message, membership.world_size)
-        if known is not None and membership.world_size
+        WorldSizeConstraint(condition.message, membership.world_size)
+        if condition is not None and membership.world_size
         else None
     )
 
 
 def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:
-    """Returns the condition's message; None: no other size was asked for."""
-    membership, known = status.membership, condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
+    """Returns the message of the condition that the size is fixed; None: no other size is requested."""
+    membership, condition = status.membership, condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
     if membership is None or status.phase in ("Complete", "Failed"):
         return None
+    # A claim reads the tiers again; until then the condition stays as it is.
     if membership.state == "Claimed" or not membership.members:
-        return known.message if known is not None else None
+        return condition.message if condition is not None else None
     tie = tie_of(facts, membership.parent) if membership != facts.status.membership else present_tie(facts)
     if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
         return None
     return tie.text
 
 
-def _tie(manifests: Iterable[RankManifest]) -> WorldSizeConstraint | None:
-    of_rank = {m.save.rank: m for m in manifests}
-    tied = tied_objects(of_rank.values())
-    if not tied:
+def _find_constraint(manifests: Iterable[RankManifest]) -> WorldSizeConstraint | None:
+    manifests_by_rank = {m.save.rank: m for m in manifests}
+    objects = tied_objects(manifests_by_rank.values())
+    if not objects:
         return None
-    ranks = next(iter(of_rank.values())).world_size
+    ranks = next(iter(manifests_by_rank.values())).world_size
     text = (
-        f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can restore, so the world keeps that"
-        f" size and waits for a replacement where it lost a worker. For other sizes use surefoot.ElasticLoader, give the"
-        f" object load_state_dicts, or name it in Checkpointer(anew=…)"
+        f"{', '.join(objects)}: each rank has its own state, which only {ranks} ranks can restore, so the job keeps that"
+        f" size and waits for a replacement when it loses a worker. To allow other sizes, use surefoot.ElasticLoader, give the"
+        f" object load_state_dicts, or name it in Checkpointer(reset_on_resize=…)"
     )
     return WorldSizeConstraint(text, ranks)
 
 
-def _entries(facts: TierFacts) -> Iterator[RankManifest]:
+def _read_manifests(facts: TierFacts) -> Iterator[RankManifest]:
     reading = reading_at(facts, facts.membership.generation)
     return chain(*reading.servers.values(), reading.persistent or ())
 
@@ -237,268 +246,299 @@ def _entries(facts: TierFacts) -> Iterator[RankManifest]:
 # ---- claim -----------------------------------------------------------------------------------------------------------
 
 STOPPING_SECONDS = 3.0
-"""How long agents that are there are waited for until their trainers are dead and they are warm again."""
+"""How long to wait until connected agents have stopped their trainers and are warm again."""
 
 RECONNECTING_SECONDS = 5.0
-"""How long a new operator waits for the agents of the old world to find it."""
+"""How long a new leader waits for the agents of the previous generation to connect."""
 
 STARTING_SECONDS = 30.0
-"""How long a first (or resumed) world waits for workers that are on their way, before it begins with fewer."""
+"""How long a first (or resumed) generation waits for workers that are starting, before it starts with fewer."""
 
 UNBOUND_SECONDS = 5.0
-"""How long of that for workers that no node was found for."""
+"""The same for workers without a node."""
 
 TRIED_SECONDS = 60.0
-"""How long a world waits that is possible only with a node that its own worker found sick."""
+"""How long to wait for another worker if training is possible only with a node that its own agent found unhealthy."""
 
 MAX_LINEAGE_ENTRIES = 200
+"""Lineage entries kept in the status; beyond that, those that no stored checkpoint needs are removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The members selected, or what is waited for until when."""
+    """The selected members, or why and until when none are selected."""
 
     members: tuple[Member, ...] = ()
+    """In rank order; empty: wait."""
     waiting: str | None = None
+    """Why no members are selected yet."""
     until_seconds: float | None = None
+    """Unix time at which to select again; None: only a new observation helps."""
     sums: str = ""
-    """Why members that may still come were not waited for, where that was weighed."""
+    """Cost estimate that explains why workers that may still come were not waited for; empty: none was made."""
 
 
 def newest_known_generation(facts: WorldTierFacts) -> int:
-    """Returns the newest epoch known to status, holders or agents.
+    """Returns the newest generation known to the status, memory servers, agents or the persistent tier.
 
-    Status may have been restored from an old backup: fences, agents and the persistent tier remember what it forgot.
+    A status that was restored from an old backup lacks generations that the others remember.
     """
     status = facts.status
-    epochs = [status.membership.generation if status.membership else 0]
-    epochs += [h.fence for h in facts.holder_list if h.fence is not None]
-    epochs += [max(s.generation, s.stopped - 1) for s in facts.sessions.values()]
-    return max(*epochs, newest_epoch_stored(facts))
+    generations = [status.membership.generation if status.membership else 0]
+    generations += [h.fence for h in facts.holder_list if h.fence is not None]
+    generations += [max(s.generation, s.stopped - 1) for s in facts.sessions.values()]
+    return max(*generations, newest_epoch_stored(facts))
 
 
 def newest_epoch_stored(facts: TierFacts) -> int:
-    """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
-    listed = facts.persistent
-    named = (listed.newest_epoch, *(m.save.generation for m in listed.entries or ()))
-    return max((generation for generation in named if generation <= HIGHEST_EPOCH), default=0)
+    """Returns the newest generation found in the persistent tier, apart from this claim; 0: none, or not listed."""
+    listing = facts.persistent
+    generations = (listing.newest_epoch, *(m.save.generation for m in listing.entries or ()))
+    return max((generation for generation in generations if generation <= HIGHEST_EPOCH), default=0)
 
 
 def is_taken(facts: TierFacts) -> bool:
-    """Whether the epoch that is claimed was used before, as the listing for this claim shows.
+    """Whether the claimed generation was used before, as the listing for this claim shows.
 
-    Before it is committed nothing of it is in the persistent tier.
+    An unused one has nothing in the persistent tier before it is committed.
     """
-    membership, listed = facts.membership, facts.persistent
-    is_listed = membership.state == "Claimed" and listed.read_generation == membership.generation
+    membership, listing = facts.membership, facts.persistent
+    is_listed = membership.state == "Claimed" and listing.read_generation == membership.generation
     return is_listed and newest_epoch_stored(facts) >= membership.generation
 
 
 def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
-    """Claims the next epoch: no member may run until it is committed.
+    """Returns the status that claims the next generation: no member may run until it is committed.
 
-    Members and parent stay those that the claim is based on.
+    Members and parent stay those of the previous generation.
     """
-    old = facts.status.membership or Membership(0, "Claimed")
+    previous = facts.status.membership or Membership(0, "Claimed")
     membership = replace(
-        old, generation=newest_known_generation(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now
+        previous,
+        generation=newest_known_generation(facts) + 1,
+        state="Claimed",
+        reason=reason,
+        changed_seconds=facts.now,
     )
-    start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
-    # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
-    status = facts.status if old.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
-    return replace(status, membership=membership, start_seconds=start)
+    start_seconds = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
+    # a spare or additional worker that failed next to a running membership does not affect the next start
+    status = (
+        facts.status if previous.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
+    )
+    return replace(status, membership=membership, start_seconds=start_seconds)
 
 
 def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tuple[Member, ...]) -> JobStatus:
-    """Commits the claimed epoch with its parent and members."""
+    """Returns the status that commits the claimed generation with its parent and members."""
     status, claim = facts.status, facts.membership
-    size = len(members) * facts.spec.nproc_per_node
+    world_size = len(members) * facts.spec.nproc_per_node
     membership = Membership(
         generation=claim.generation,
         state="Committed",
         parent=chosen.parent,
-        world_size=size,
+        world_size=world_size,
         members=members,
         reason=claim.reason,
         changed_seconds=facts.now,
     )
-    lineage = (*status.lineage, LineageEntry(claim.generation, chosen.parent, size))
-    ended = status.rollback.generation if status.rollback is not None else 0
-    status = record_rollback(status, lineage, step_of(facts, ended))
-    given_up = tuple(dict.fromkeys((*status.lost_servers, *(e.instance.run_id for e in chosen.lost_servers))))
-    recorded, floor = _protected_so_far(facts, lineage, chosen.parent)
+    lineage = (*status.lineage, LineageEntry(claim.generation, chosen.parent, world_size))
+    ended_generation = status.rollback.generation if status.rollback is not None else 0
+    status = record_rollback(status, lineage, step_of(facts, ended_generation))
+    lost_servers = tuple(dict.fromkeys((*status.lost_servers, *(e.instance.run_id for e in chosen.lost_servers))))
+    had_checkpoint, last_uploaded = _read_protection(facts, lineage, chosen.parent)
     return replace(
         status,
         membership=membership,
-        lineage=_bounded(facts, lineage),
-        last_uploaded=floor,
-        had_checkpoint=recorded,
+        lineage=_prune_lineage(facts, lineage),
+        last_uploaded=last_uploaded,
+        had_checkpoint=had_checkpoint,
         assigned_servers=tuple(h.endpoint for h in fenced_servers(facts, claim.generation)),
-        lost_servers=given_up[-64:],
+        lost_servers=lost_servers[-64:],
         failed_starts=0,
         failed_starts_counted=0,
         scheduling=Scheduling(),
         initial_checkpoint=chosen.parent if chosen.source_job is not None else status.initial_checkpoint,
         source_job=chosen.source_job or status.source_job,
         last_good=surviving_last_good(status, lineage),
-        incidents=incidents.record_commit(facts, status.incidents, chosen.parent, size),
+        incidents=incidents.record_commit(facts, status.incidents, chosen.parent, world_size),
     )
 
 
 def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None) -> Selection:
     """Selects the members once no worker worth waiting for is missing.
 
-    With a `tie`, exactly as many as it needs, or nobody.
+    `tie`: required world size; exactly as many members are selected, or none.
     """
     generation, spec = facts.membership.generation, facts.spec
-    tied = None if tie is None else tie.workers(spec)
-    there = [s for s in newest_attempts(facts) if is_usable(facts, s)]
-    failing = [s for s in there if _fails(facts, s)]
-    wanted = _on_nodes_to_keep(facts, [s for s in there if s not in failing], tied)
-    if _possible(facts, wanted, tied):
-        there = wanted  # nodes that others want left train only where there is no world without them
-    elif failing and _may_be_replaced(facts, failing):
-        reasons = {f"node {s.node} ({unhealthy_nodes(facts)[s.node]})" for s in failing}
-        reason = f"the worker on {join_names(sorted(reasons))} gets no rank, another one is waited for"
+    required_size = None if tie is None else tie.workers(spec)
+    # Sessions on good nodes come first; those on nodes to evacuate are used only if training is impossible without them.
+    usable = [s for s in newest_attempts(facts) if is_usable(facts, s)]
+    unhealthy = [s for s in usable if _is_on_unhealthy_node(facts, s)]
+    preferred = _on_nodes_to_keep(facts, [s for s in usable if s not in unhealthy], required_size)
+    if _startable_size(facts, preferred, required_size):
+        usable = preferred
+    elif unhealthy and _may_be_replaced(facts, unhealthy):
+        reasons = {f"node {s.node} ({unhealthy_nodes(facts)[s.node]})" for s in unhealthy}
+        reason = f"the worker on {join_names(sorted(reasons))} gets no rank; waiting for a replacement"
         return Selection((), reason, facts.membership.changed_seconds + TRIED_SECONDS)
-    ready = [s for s in there if s.warm and s.stopped >= generation]
-    weighed = NOT_MEASURED
+    # An agent is ready once it has stopped the trainers of every older generation and its fork server is warm.
+    ready = [s for s in usable if s.warm and s.stopped >= generation]
+    # With fewer workers than the target, wait for the others as long as that costs less than training without them.
+    cost = NOT_MEASURED
     if len(ready) < target_size(spec):
-        short = f"{len(ready)} of {target_size(spec)} workers are ready"
-        until = _wait_deadline(facts, there, ready)
-        if until is not None and facts.now < until:
-            return Selection((), f"{short}, others are on their way", until)
-        weighed = _weighed(facts, len(ready), tied)
-        if weighed.until_seconds is not None and facts.now < weighed.until_seconds:
-            return Selection((), f"{short}: {weighed.reason}", weighed.until_seconds)
-    size = largest_size(spec, len(ready), tied)
+        shortage = f"{len(ready)} of {target_size(spec)} workers are ready"
+        deadline = _wait_deadline(facts, usable, ready)
+        if deadline is not None and facts.now < deadline:
+            return Selection((), f"{shortage}, others are starting", deadline)
+        cost = _estimate_wait(facts, len(ready), required_size)
+        if cost.until_seconds is not None and facts.now < cost.until_seconds:
+            return Selection((), f"{shortage}: {cost.reason}", cost.until_seconds)
+    # No wait is left: take the largest allowed number of ready workers, or report why there is none.
+    size = largest_size(spec, len(ready), required_size)
     if size:
-        found = _selected(facts, there, ready, size)
-        return replace(found, sums="; ".join(filter(None, (found.sums, weighed.reason))))
+        selection = _select_ready(facts, usable, ready, size)
+        return replace(selection, sums="; ".join(filter(None, (selection.sums, cost.reason))))
     if tie is not None:
-        return Selection((), _short(spec, len(ready), tie))
-    return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+        return Selection((), _describe_shortage(spec, len(ready), tie))
+    return Selection((), f"{len(ready)} workers are ready, too few for any allowed size up to {spec.replicas} workers")
 
 
-def _fails(facts: WorldNodeFacts, session: ObservedSession) -> bool:
-    """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
+def _is_on_unhealthy_node(facts: WorldNodeFacts, session: ObservedSession) -> bool:
+    """Whether a worker without a rank is on a node that its own agent found unhealthy; the confirmation delay is not awaited."""
     return worker_id(session) not in facts.members and session.node in unhealthy_nodes(facts)
 
 
-def _may_be_replaced(facts: WorldNodeFacts, failing: list[ObservedSession]) -> bool:
-    """Whether others may come for these in time: there may be a node for them, or they are on their way."""
+def _may_be_replaced(facts: WorldNodeFacts, unhealthy: list[ObservedSession]) -> bool:
+    """Whether replacements may come in time: a node may be free for them, or they are starting."""
     if facts.now >= facts.membership.changed_seconds + TRIED_SECONDS:
         return False
-    live = {(w.index, w.attempt) for w in facts.worker_list if w.phase in ("Pending", "Running")}
-    coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
-    return facts.free_nodes != 0 or len(coming) == len(failing)
+    live_ids = {(w.index, w.attempt) for w in facts.worker_list if w.phase in ("Pending", "Running")}
+    replaced = [s for s in unhealthy if any(index == s.index and attempt > s.attempt for index, attempt in live_ids)]
+    return facts.free_nodes != 0 or len(replaced) == len(unhealthy)
 
 
-def _on_nodes_to_keep(facts: NodeFacts, there: list[ObservedSession], tied: int | None) -> list[ObservedSession]:
-    """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
-    wanted = [s for s in there if not evacuation_reason(facts, s.node)]
-    slow = costly_nodes(facts)
-    if not slow:
-        return wanted
-    beside_slow = [s for s in there if not evacuation_reason(facts, s.node) or s.node in slow]
-    dear = costs_more_than_staying(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
-    return beside_slow if dear else wanted
+def _on_nodes_to_keep(
+    facts: NodeFacts, sessions: list[ObservedSession], required_size: int | None
+) -> list[ObservedSession]:
+    """Leaves out agents on nodes to evacuate, except a straggler that costs less than a smaller membership."""
+    on_good_nodes = [s for s in sessions if not evacuation_reason(facts, s.node)]
+    # Nodes that are excluded only for their cost may still be the better choice.
+    slow_nodes = costly_nodes(facts)
+    if not slow_nodes:
+        return on_good_nodes
+    with_slow_nodes = [s for s in sessions if not evacuation_reason(facts, s.node) or s.node in slow_nodes]
+    keep_slow_nodes = costs_more_than_staying(
+        facts,
+        _startable_size(facts, on_good_nodes, required_size),
+        _startable_size(facts, with_slow_nodes, required_size),
+    )
+    return with_slow_nodes if keep_slow_nodes else on_good_nodes
 
 
-def _possible(facts: JobFacts, agents: list[ObservedSession], tied: int | None) -> int:
-    """The largest world of these agents that could begin now."""
-    return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.membership.generation for s in agents), tied)
+def _startable_size(facts: JobFacts, sessions: list[ObservedSession], required_size: int | None) -> int:
+    """Returns the largest number of these agents that could start training now."""
+    return largest_size(
+        facts.spec, sum(s.warm and s.stopped >= facts.membership.generation for s in sessions), required_size
+    )
 
 
-def _selected(
-    facts: WorldNodeFacts, there: list[ObservedSession], ready: list[ObservedSession], size: int
+def _select_ready(
+    facts: WorldNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession], count: int
 ) -> Selection:
-    """Former members first: a spare is no better than one that is about to be ready again, unless that failed there twice."""
+    """Selects `count` members: former ones first, because a spare is no better, unless a former one failed twice on its node."""
     suspect = suspect_nodes(facts)
-    kept = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
-    ready, rest = kept[:size], kept[size:]
+    by_preference = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
+    ready, unselected = by_preference[:count], by_preference[count:]
     if any(worker_id(s) not in facts.members for s in ready):
-        until = _former_ready(facts, there, {worker_id(s) for s in ready})
-        if facts.now < until:
-            return Selection((), "members of the last world may be ready in a moment, and go before spares", until)
-    left = next((suspect[s.node] for s in rest if s.node in suspect and worker_id(s) in facts.members), "")
-    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)), sums=left)
+        deadline = _former_members_deadline(facts, usable, {worker_id(s) for s in ready})
+        if facts.now < deadline:
+            return Selection(
+                (), "members of the previous generation are about to be ready, and precede spares", deadline
+            )
+    suspect_reason = next(
+        (suspect[s.node] for s in unselected if s.node in suspect and worker_id(s) in facts.members), ""
+    )
+    return Selection(
+        tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _order_by_rank(facts, ready)),
+        sums=suspect_reason,
+    )
 
 
-def _former_ready(facts: WorldNodeFacts, there: list[ObservedSession], ready: set[WorkerId]) -> float:
-    """Until when members of the old world that are not chosen are expected to be ready."""
-    found = {worker_id(s): s for s in there}
-    moments = [0.0]
-    for identity, member in facts.members.items():
-        if identity in ready or member.node in suspect_nodes(facts):
+def _former_members_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], selected: set[WorkerId]) -> float:
+    """Returns until when former members that are not selected are expected to be ready (Unix time; 0: none is)."""
+    sessions_by_id = {worker_id(s): s for s in usable}
+    deadlines = [0.0]
+    for worker, member in facts.members.items():
+        if worker in selected or member.node in suspect_nodes(facts):
             continue
-        session = found.get(identity)
+        session = sessions_by_id.get(worker)
         if session is not None and session.incarnation == member.incarnation:
-            moments.append(facts.membership.changed_seconds + STOPPING_SECONDS)
+            deadlines.append(facts.membership.changed_seconds + STOPPING_SECONDS)
         elif session is None and member.index in required_indices(facts):
-            moments.append(_returning(facts, identity, member.incarnation))
-    return max(moments)
+            deadlines.append(_return_deadline(facts, worker, member.incarnation))
+    return max(deadlines)
 
 
-def _ranked(facts: JobFacts, chosen: list[ObservedSession]) -> list[ObservedSession]:
-    """Members in the order of their ranks.
+def _order_by_rank(facts: JobFacts, selected: list[ObservedSession]) -> list[ObservedSession]:
+    """Orders members by rank.
 
-    Where the world keeps its size, who stays keeps its rank, and finds on its own node what it saved.
+    If the size is unchanged, a member keeps its rank, and so finds its own saves on its node.
     """
-    former = facts.membership.members
-    left = {worker_id(s): s for s in sorted(chosen, key=lambda s: s.index)}
-    if len(former) != len(chosen):
-        return list(left.values())
-    places = [left.pop(worker_id(member), None) for member in former]
-    same = {s.index: s for s in left.values()}
-    for place, member in enumerate(former):
-        if places[place] is None and member.index in same:
-            places[place] = left.pop(worker_id(same[member.index]))
-    others = iter(left.values())
-    return [next(others) if s is None else s for s in places]
+    former_members = facts.membership.members
+    unplaced = {worker_id(s): s for s in sorted(selected, key=lambda s: s.index)}
+    if len(former_members) != len(selected):
+        return list(unplaced.values())
+    # First the members that stay, then replacements of the same index, then newcomers in order.
+    by_rank = [unplaced.pop(worker_id(member), None) for member in former_members]
+    unplaced_by_index = {s.index: s for s in unplaced.values()}
+    for group_rank, member in enumerate(former_members):
+        if by_rank[group_rank] is None and member.index in unplaced_by_index:
+            by_rank[group_rank] = unplaced.pop(worker_id(unplaced_by_index[member.index]))
+    newcomers = iter(unplaced.values())
+    return [next(newcomers) if s is None else s for s in by_rank]
 
 
-def _short(spec: TrainingJobSpec, ready: int, tie: WorldSizeConstraint) -> str:
-    """Why the workers that are ready do not make up a world that is tied to a size."""
-    workers = tie.workers(spec)
-    if largest_size(spec, workers, workers):
-        return f"{ready} of {workers} workers are ready, and no other number is possible: {tie.text}"
+def _describe_shortage(spec: TrainingJobSpec, ready: int, tie: WorldSizeConstraint) -> str:
+    """Describes why the ready workers cannot train at the required world size."""
+    required = tie.workers(spec)
+    if largest_size(spec, required, required):
+        return f"{ready} of {required} workers are ready, and no other number is possible: {tie.text}"
     return (
-        f"no world is possible: the job asks for {spec.replicas} workers of {spec.nproc_per_node} ranks. Ask for"
+        f"no allowed size fits: the job requests {spec.replicas} workers of {spec.nproc_per_node} ranks. Request"
         f" {tie.ranks} ranks again. {tie.text}"
     )
 
 
-def _wait_deadline(facts: WorldNodeFacts, there: list[ObservedSession], ready: list[ObservedSession]) -> float | None:
-    """Until when the missing are worth waiting for; None: they are not."""
-    membership, now_ready = facts.membership, {worker_id(s) for s in ready}
-    former = {identity: m.incarnation for identity, m in facts.members.items()}
-    moments: list[float] = []
-    for session in there:
-        known = former.get(worker_id(session)) == session.incarnation
-        if worker_id(session) not in now_ready and (known or session.warm):
-            moments.append(membership.changed_seconds + STOPPING_SECONDS)
-    for identity, incarnation in former.items():
-        moments.append(_returning(facts, identity, incarnation))
+def _wait_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession]) -> float | None:
+    """Returns until when the missing workers are worth waiting for (Unix time); None: they are not."""
+    membership, ready_ids = facts.membership, {worker_id(s) for s in ready}
+    former_members = {worker: m.incarnation for worker, m in facts.members.items()}
+    deadlines: list[float] = []
+    for session in usable:
+        is_former_member = former_members.get(worker_id(session)) == session.incarnation
+        if worker_id(session) not in ready_ids and (is_former_member or session.warm):
+            deadlines.append(membership.changed_seconds + STOPPING_SECONDS)
+    for worker, incarnation in former_members.items():
+        deadlines.append(_return_deadline(facts, worker, incarnation))
     policy = facts.spec.elastic_policy
     if policy is not None and policy.faulty_scale_down_timeout_seconds is not None:
-        moments.append(membership.changed_seconds + policy.faulty_scale_down_timeout_seconds)
+        deadlines.append(membership.changed_seconds + policy.faulty_scale_down_timeout_seconds)
     if not membership.members:
-        moments.append(_arriving(facts, now_ready))
-    return max(moments, default=None)
+        deadlines.append(_arrival_deadline(facts, ready_ids))
+    return max(deadlines, default=None)
 
 
-def _weighed(facts: WorldNodeFacts, ready: int, tied: int | None) -> CostDecision:
-    """What waiting for more than these workers would cost, unless the job says itself how long to wait."""
+def _estimate_wait(facts: WorldNodeFacts, ready: int, required_size: int | None) -> CostDecision:
+    """Estimates the cost of waiting for more workers, unless the job sets the wait by `faultyScaleDownTimeoutSeconds`."""
     policy = facts.spec.elastic_policy
     if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.membership.members:
         return NOT_MEASURED
-    return wait_or_shrink(facts, ready, tied)
+    return wait_or_shrink(facts, ready, required_size)
 
 
-def _returning(facts: WorldNodeFacts, identity: WorkerId, incarnation: str) -> float:
-    """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
-    worker, session = facts.workers.get(identity), facts.sessions.get(identity)
+def _return_deadline(facts: WorldNodeFacts, worker_key: WorkerId, incarnation: str) -> float:
+    """Returns until when to wait for a former member that is reconnecting or has not connected to a new leader; 0: not."""
+    worker, session = facts.workers.get(worker_key), facts.sessions.get(worker_key)
     if (
         worker is None
         or worker.phase != "Running"
@@ -507,12 +547,12 @@ def _returning(facts: WorldNodeFacts, identity: WorkerId, incarnation: str) -> f
     ):
         return 0.0
     if session is None:
-        patience = facts.term_seconds + RECONNECTING_SECONDS
-        # this leader claimed the epoch itself, and had waited for whoever did not come
+        deadline = facts.term_seconds + RECONNECTING_SECONDS
+        # this leader claimed the generation itself, and had already waited for members that did not connect
         return (
-            min(patience, connection_deadline(facts))
+            min(deadline, connection_deadline(facts))
             if _claimed_here(facts) and most_members_connected(facts)
-            else patience
+            else deadline
         )
     if session.incarnation == incarnation and not session.connected:
         return session.since_seconds + RECONNECT_GRACE_SECONDS
@@ -520,57 +560,63 @@ def _returning(facts: WorldNodeFacts, identity: WorkerId, incarnation: str) -> f
 
 
 def _claimed_here(facts: JobFacts) -> bool:
+    """Whether this leader, not an earlier one, claimed the generation."""
     return facts.membership.changed_seconds > facts.term_seconds
 
 
-def _arriving(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
-    """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
-    arriving = 0.0
-    places = {identity.index for identity in ready}
-    live: dict[int, list[ObservedWorker]] = defaultdict(list)
+def _arrival_deadline(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
+    """Returns until when to wait for required workers that have not joined: those with a node, and those that may get one."""
+    deadline = 0.0
+    ready_indexes = {worker_key.index for worker_key in ready}
+    live_workers: dict[int, list[ObservedWorker]] = defaultdict(list)
     for worker in facts.worker_list:
         if worker.phase not in ("Succeeded", "Failed"):
-            live[worker.index].append(worker)
+            live_workers[worker.index].append(worker)
     for index in required_indices(facts):
-        if index in places:
+        if index in ready_indexes:
             continue
-        workers = live.get(index, ())
+        workers = live_workers.get(index, ())
         if any(w.node is not None for w in workers):
-            arriving = max(arriving, facts.membership.changed_seconds + STARTING_SECONDS)
+            deadline = max(deadline, facts.membership.changed_seconds + STARTING_SECONDS)
         elif facts.free_nodes is None or facts.free_nodes > 0 or not workers:
             created = max((w.created_seconds for w in workers), default=facts.membership.changed_seconds)
-            arriving = max(arriving, created + UNBOUND_SECONDS)
-    return arriving
+            deadline = max(deadline, created + UNBOUND_SECONDS)
+    return deadline
 
 
-def _protected_so_far(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
-    """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
+def _read_protection(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+    """Returns whether the job had a checkpoint, and its newest uploaded one on the new lineage, as this claim read them."""
     status, generation = facts.status, facts.membership.generation
-    reading, bad, covers = reading_at(facts, generation), unreadable_checkpoints(facts), facts.covers
+    reading, unreadable, covers = reading_at(facts, generation), unreadable_checkpoints(facts), facts.covers
     domains = domains_of(facts)
-    live = {domains[server] for server in reading.servers}
-    replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
-    full = watermark(reading, lineage, generation, bad, covers, domains, replicas)
-    listed = () if may_be_under_way(facts) else reading.persistent or ()
-    kept = complete_persistent(listed, lineage, generation, bad, covers)
-    old = status.last_uploaded
-    if old is not None and (old in bad or not on_lineage(lineage, old, generation)):
-        old = None
-    floor = newest_checkpoint(c for c in (*kept, *((old,) if old else ())))
-    recorded = status.had_checkpoint and restore_limit(facts) != 0  # whoever begins again gave up all that there was
-    return recorded or full is not None or floor is not None, floor
+    live_domains = {domains[server] for server in reading.servers}
+    replicas = effective(facts.spec.checkpoint.memory.replicas, len(live_domains))
+    watermark_checkpoint = watermark(reading, lineage, generation, unreadable, covers, domains, replicas)
+    persistent_entries = () if may_be_under_way(facts) else reading.persistent or ()
+    uploaded = complete_persistent(persistent_entries, lineage, generation, unreadable, covers)
+    last_uploaded = status.last_uploaded
+    if last_uploaded is not None and (
+        last_uploaded in unreadable or not on_lineage(lineage, last_uploaded, generation)
+    ):
+        last_uploaded = None
+    newest_uploaded = newest_checkpoint(c for c in (*uploaded, *((last_uploaded,) if last_uploaded else ())))
+    had_checkpoint = (
+        status.had_checkpoint and restore_limit(facts) != 0
+    )  # a restart from step 0 abandoned all checkpoints
+    return had_checkpoint or watermark_checkpoint is not None or newest_uploaded is not None, newest_uploaded
 
 
-def _bounded(facts: TierFacts, lineage: Lineage) -> Lineage:
-    """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
+def _prune_lineage(facts: TierFacts, lineage: Lineage) -> Lineage:
+    """Returns the lineage, if it is long without the entries that no stored checkpoint needs."""
+    # A short history is kept whole.
     if len(lineage) <= MAX_LINEAGE_ENTRIES:
         return lineage
     generation = lineage[-1].generation
     reading = reading_at(facts, facts.membership.generation)
-    kept = complete_checkpoints(reading, lineage, generation, frozenset(), facts.covers)
-    # what lies in the persistent tier counts as this job's only while its epoch is known
-    listed = facts.persistent.entries or ()
-    kept += complete_persistent(listed, lineage, generation, frozenset(), facts.covers)
-    needed = [c for c in (*kept, facts.status.last_uploaded, lineage[-1].parent) if c is not None]
+    checkpoints = complete_checkpoints(reading, lineage, generation, frozenset(), facts.covers)
+    # a checkpoint in the persistent tier counts as this job's only while the lineage has its generation
+    persistent_entries = facts.persistent.entries or ()
+    checkpoints += complete_persistent(persistent_entries, lineage, generation, frozenset(), facts.covers)
+    needed = [c for c in (*checkpoints, facts.status.last_uploaded, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.generation, c.step), default=lineage[-1].parent)
     return pruned(lineage, oldest, generation)

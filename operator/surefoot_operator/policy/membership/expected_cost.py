@@ -1,9 +1,9 @@
-"""Weighs waiting, shrinking and growing by what each costs this job.
+"""Estimates what waiting, shrinking and growing cost this job, and chooses the cheapest.
 
-Pure; called by `claim` and `planned_change`. A limit that suits one job starves another: where replacements take ten minutes
-every second of waiting is lost, and where they take two, a world that shrinks and grows again stands twice. Costs come from the
-job's own incidents, in seconds of the whole world's training. Of what may never come the rule is ski rental's (Karlin et al.,
-Competitive snoopy caching, 1988): nobody waits longer than not having waited would have cost.
+Pure; called by `claim` and `planned_change`. No fixed limit suits all jobs: where replacements take ten minutes, each second
+of waiting is lost, and where they take two seconds, a job that shrinks and grows again stops twice. Costs come from the job's
+own incidents, in seconds of training of the whole job. Where a replacement may never come, the rule is that of ski rental
+(Karlin et al., Competitive snoopy caching, 1988): never wait longer than not waiting would have cost.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ from surefoot_operator.policy.failure.incidents import WORKER_LOSS_KINDS
 from surefoot_operator.policy.failure.spare_workers import largest_size, newest_workers, required_indices
 
 MAX_WAIT_SECONDS = 600.0
+"""Longest wait for replacements, whatever the estimate."""
 _MIN_INCIDENTS = 3
-"""Of fewer nobody could say how often they come."""
-_LATE = 2.0
-"""A replacement that takes so many times as long as usual is not counted on any more."""
+"""Incidents from which on their rate is estimated."""
+_LATE_FACTOR = 2.0
+"""A replacement that takes this many times as long as usual is no longer expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentHistory:
-    """What this job's incidents say; None: not measured yet."""
+    """Figures from this job's own incidents; None: not measured yet."""
 
     change_seconds: float | None
-    """How long the world stands while it changes its size, its waiting for workers left out."""
+    """Median time without training that a change of size takes, without waiting for workers."""
     arrival_seconds: float | None
-    """From a loss until as many workers as before were warm."""
+    """Median time from a loss until as many workers as before were warm."""
     replacements: int
+    """Number of losses whose replacement came."""
     losses_without_replacement: int
-    """Losses whose replacement came, of all that are over or replaced."""
+    """Number of losses that are over, replaced or not."""
 
     @property
     def replacement_probability(self) -> float:
-        """The odds that a replacement comes.
-
-        Half an observation each way stands for what was not seen yet.
-        """
+        """The estimated probability (0 to 1) that a replacement comes; half an observation each way is the prior."""
         return (self.replacements + 0.5) / (self.losses_without_replacement + 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CostDecision:
-    """A choice with its sums; without a time nobody waits."""
+    """How long to wait, and the estimate that decided it. `until_seconds` None: do not wait."""
 
     until_seconds: float | None
     reason: str = ""
@@ -66,170 +65,182 @@ NOT_MEASURED = CostDecision(None)
 
 @cached_per_snapshot
 def record_of(facts: JobFacts) -> IncidentHistory:
-    """Reads the job's own figures from its incidents."""
-    known = facts.status.incidents
-    planned = [seconds for i in known if i.kind == "planned" and (seconds := startup_seconds(i)) is not None]
-    others = [seconds for i in known if i.kind != "planned" and (seconds := startup_seconds(i)) is not None]
-    failures = [i for i in known if i.kind in WORKER_LOSS_KINDS and i.claimed_seconds is not None]
+    """Computes the job's own figures from its incidents."""
+    incidents = facts.status.incidents
+    planned_seconds = [
+        seconds for i in incidents if i.kind == "planned" and (seconds := startup_seconds(i)) is not None
+    ]
+    unplanned_seconds = [
+        seconds for i in incidents if i.kind != "planned" and (seconds := startup_seconds(i)) is not None
+    ]
+    failures = [i for i in incidents if i.kind in WORKER_LOSS_KINDS and i.claimed_seconds is not None]
     arrivals = [i.replaced_seconds - (i.claimed_seconds or 0.0) for i in failures if i.replaced_seconds is not None]
-    over = sum(i.replaced_seconds is not None or i.first_step_seconds is not None for i in failures)
+    decided_count = sum(i.replaced_seconds is not None or i.first_step_seconds is not None for i in failures)
     return IncidentHistory(
-        statistics.median(planned or others) if planned or others else None,
+        statistics.median(planned_seconds or unplanned_seconds) if planned_seconds or unplanned_seconds else None,
         statistics.median(arrivals) if arrivals else None,
         len(arrivals),
-        over,
+        decided_count,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCosts:
-    """What both answers to a loss cost, in seconds of training."""
+    """Estimated cost of both reactions to a loss, in seconds of training of the whole job."""
 
     limit_seconds: float
-    """How long would be waited at most."""
+    """Longest wait for a replacement; after it the job would shrink."""
     waiting_seconds: float
     shrinking_seconds: float
 
 
-def wait_costs(record: IncidentHistory, small: int, full: int) -> WaitCosts | None:
-    """Weighs waiting for `full` workers against going on with `small`.
+def wait_costs(record: IncidentHistory, small_size: int, full_size: int) -> WaitCosts | None:
+    """Compares waiting for `full_size` workers with training on `small_size`; None: nothing was measured yet.
 
-    Who waits loses everything until the replacement comes; who shrinks loses the missing part until then, and the change of
-    size when it comes. If it never comes, all waiting was in vain. None: nothing was measured yet.
+    Waiting loses all training until the replacement comes; shrinking loses the missing share until then, and the change of
+    size when it comes. If it never comes, all waiting was in vain.
     """
-    change, arrival = record.change_seconds, record.arrival_seconds
-    if not small or full <= small or change is None or arrival is None:
+    change_seconds, arrival_seconds = record.change_seconds, record.arrival_seconds
+    # Without both figures, or without a choice, there is nothing to compare.
+    if not small_size or full_size <= small_size or change_seconds is None or arrival_seconds is None:
         return None
-    limit = min(change * full / small, _LATE * arrival, MAX_WAIT_SECONDS)
-    odds, lacking = record.replacement_probability, 1.0 - small / full
-    shrinking = odds * (arrival * lacking + change)
-    if arrival <= limit:
-        waiting = odds * arrival + (1.0 - odds) * limit
+    limit_seconds = min(change_seconds * full_size / small_size, _LATE_FACTOR * arrival_seconds, MAX_WAIT_SECONDS)
+    probability, missing_share = record.replacement_probability, 1.0 - small_size / full_size
+    shrinking_seconds = probability * (arrival_seconds * missing_share + change_seconds)
+    if arrival_seconds <= limit_seconds:
+        waiting_seconds = probability * arrival_seconds + (1.0 - probability) * limit_seconds
     else:
-        waiting = limit + odds * ((arrival - limit) * lacking + change)
-    return WaitCosts(limit, waiting, shrinking)
+        waiting_seconds = limit_seconds + probability * (
+            (arrival_seconds - limit_seconds) * missing_share + change_seconds
+        )
+    return WaitCosts(limit_seconds, waiting_seconds, shrinking_seconds)
 
 
-def wait_or_shrink(facts: WorldNodeFacts, ready: int, tied: int | None = None) -> CostDecision:
-    """Decides how long replacements are waited for before fewer workers go on.
+def wait_or_shrink(facts: WorldNodeFacts, ready: int, required_size: int | None = None) -> CostDecision:
+    """Decides how long to wait for replacements before training continues with fewer workers.
 
     Args:
-        facts: A claimed world.
-        ready: Workers that could begin now.
-        tied: The only size that the checkpoint can be restored at; None: any.
+        facts: Facts of a job whose next generation is claimed.
+        ready: Number of workers that could start now.
+        required_size: The only number of workers at which the checkpoint can be restored; None: any.
     """
     record = record_of(facts)
-    small, full = (
-        largest_size(facts.spec, ready, tied),
-        largest_size(facts.spec, ready + _expected_workers(facts, ready), tied),
+    small_size, full_size = (
+        largest_size(facts.spec, ready, required_size),
+        largest_size(facts.spec, ready + _count_expected_workers(facts, ready), required_size),
     )
-    costs = wait_costs(record, small, full)
+    costs = wait_costs(record, small_size, full_size)
     if costs is None:
         return NOT_MEASURED
-    sums = (
+    estimate = (
         f"replacements took {record.arrival_seconds:.1f} s ({record.replacements} of {record.losses_without_replacement} came) and a change of size"
-        f" {record.change_seconds:.1f} s, so waiting costs {costs.waiting_seconds:.1f} s of training, and going on with"
-        f" {small} of {full} workers {costs.shrinking_seconds:.1f} s"
+        f" {record.change_seconds:.1f} s, so waiting costs {costs.waiting_seconds:.1f} s of training, and continuing with"
+        f" {small_size} of {full_size} workers {costs.shrinking_seconds:.1f} s"
     )
     if costs.waiting_seconds >= costs.shrinking_seconds:
-        return CostDecision(None, sums)
-    return CostDecision(facts.membership.changed_seconds + costs.limit_seconds, sums)
+        return CostDecision(None, estimate)
+    return CostDecision(facts.membership.changed_seconds + costs.limit_seconds, estimate)
 
 
 def grow_or_stay(facts: WorldFacts, members: int, possible: int) -> CostDecision:
-    """Decides until when a world that could grow stays as it is.
+    """Decides until when a job that could grow keeps its size.
 
-    It stays while growing would not pay for itself before the next incident, which takes in whoever is there, or before the
-    job's deadline; and while more workers are about to come, so that it grows once.
+    It does while growing would not pay off before the next incident (after which every available worker joins anyway) or the
+    job's deadline; and while more workers are about to come, so that it grows only once.
     """
     record = record_of(facts)
-    change = record.change_seconds
-    if change is None or possible <= members:
+    change_seconds = record.change_seconds
+    if change_seconds is None or possible <= members:
         return NOT_MEASURED
     gain = 1.0 - members / possible
-    pays = _growth_pays_at(facts, change / gain)
-    if pays is not None and facts.now < pays:
+    pays_at_seconds = _growth_payoff_time(facts, change_seconds / gain)
+    if pays_at_seconds is not None and facts.now < pays_at_seconds:
         return CostDecision(
-            pays, f"a change of size takes {change:.1f} s, and would not win as much before the next incident is likely"
+            pays_at_seconds,
+            f"a change of size takes {change_seconds:.1f} s, and would gain less than that before the next incident is likely",
         )
-    return _grow_once(facts, record, possible, gain)
+    return _wait_to_grow_once(facts, record, possible, gain)
 
 
-def costs_more_than_staying(facts: NodeFacts, fewer: int, more: int) -> bool:
-    """Whether a world without costly nodes would lose more than they cost.
+def costs_more_than_staying(facts: NodeFacts, fewer: int, all_workers: int) -> bool:
+    """Whether training without the costly nodes would lose more than these nodes cost.
 
-    Who is slow there, or fails now and then, still works: going on with `fewer` workers pays only where the node costs all
-    others a larger part of their time than the workers that would be missing do of it.
+    A worker on a slow or sometimes failing node still trains: `fewer` workers pay off only if the node costs all others a
+    larger share of their time than the missing workers contribute.
     """
-    worst = max(costly_nodes(facts).values(), default=0.0)
-    return fewer < more * (1.0 - worst)
+    highest_cost_share = max(costly_nodes(facts).values(), default=0.0)
+    return fewer < all_workers * (1.0 - highest_cost_share)
 
 
-def _grow_once(facts: WorldFacts, record: IncidentHistory, possible: int, gain: float) -> CostDecision:
-    """Waits for workers that are on their way, where two changes cost more."""
-    arrival, change = record.arrival_seconds, record.change_seconds or 0.0
-    coming = _on_their_way(facts)
-    if arrival is None or not coming or largest_size(facts.spec, possible + len(coming)) <= possible:
+def _wait_to_grow_once(facts: WorldFacts, record: IncidentHistory, possible: int, gain: float) -> CostDecision:
+    """Waits for workers that are starting, if two changes of size would cost more."""
+    arrival_seconds, change_seconds = record.arrival_seconds, record.change_seconds or 0.0
+    starting = _starting_workers(facts)
+    if arrival_seconds is None or not starting or largest_size(facts.spec, possible + len(starting)) <= possible:
         return NOT_MEASURED
-    made = max(worker.created_seconds for worker in coming)
-    late = made + _LATE * arrival
-    left = made + arrival - facts.now if facts.now < made + arrival else late - facts.now
-    if left <= 0 or left * gain >= record.replacement_probability * change:
+    newest_created_seconds = max(worker.created_seconds for worker in starting)
+    late_seconds = newest_created_seconds + _LATE_FACTOR * arrival_seconds
+    remaining_seconds = (
+        newest_created_seconds + arrival_seconds - facts.now
+        if facts.now < newest_created_seconds + arrival_seconds
+        else late_seconds - facts.now
+    )
+    if remaining_seconds <= 0 or remaining_seconds * gain >= record.replacement_probability * change_seconds:
         return NOT_MEASURED
-    text = f"{len(coming)} more on their way take {arrival:.1f} s, and a second change of size {change:.1f} s"
-    return CostDecision(late, text)
+    text = f"{len(starting)} more on their way, which takes {arrival_seconds:.1f} s, and a second change of size {change_seconds:.1f} s"
+    return CostDecision(late_seconds, text)
 
 
 def startup_seconds(incident: Incident) -> float | None:
-    """Returns how long a world stood before its first step.
-
-    From its claim, without its waiting for workers; None: it made none yet.
-    """
+    """Returns the time from a claim to the first step, without waiting for workers; None: no step was made yet."""
     if incident.claimed_seconds is None or incident.first_step_seconds is None or incident.committed_seconds is None:
         return None
-    sealed = incident.fenced_seconds if incident.fenced_seconds is not None else incident.committed_seconds
-    return max(0.0, incident.first_step_seconds - incident.claimed_seconds - (incident.committed_seconds - sealed))
+    fenced_seconds = incident.fenced_seconds if incident.fenced_seconds is not None else incident.committed_seconds
+    return max(
+        0.0, incident.first_step_seconds - incident.claimed_seconds - (incident.committed_seconds - fenced_seconds)
+    )
 
 
-def _growth_pays_at(facts: JobFacts, needed_seconds: float) -> float | None:
-    """From when growing wins more than it costs; None: it does now.
+def _growth_payoff_time(facts: JobFacts, needed_seconds: float) -> float | None:
+    """Returns from when on growing gains more than it costs (Unix time); None: it does now.
 
-    Growing wins until the next incident, after which a world begins anyway, with whoever is there.
+    Growing gains until the next incident, after which every available worker joins anyway.
     """
     deadline = facts.spec.run_policy.active_deadline_seconds
     if deadline is not None and facts.status.start_seconds is not None:
-        over = facts.status.start_seconds + deadline
-        if over - facts.now < needed_seconds:
-            return over
-    found = [i.detected_seconds for i in facts.status.incidents if i.kind != "planned"]
-    if len(found) < _MIN_INCIDENTS:
+        end_seconds = facts.status.start_seconds + deadline
+        if end_seconds - facts.now < needed_seconds:
+            return end_seconds
+    failure_times = [i.detected_seconds for i in facts.status.incidents if i.kind != "planned"]
+    if len(failure_times) < _MIN_INCIDENTS:
         return None
-    # at this rate the next is as far away as they came one after the other until now
-    pays = found[0] + len(found) * needed_seconds
-    return pays if facts.now < pays else None
+    # assumes that the next incident is as far away as the mean distance between incidents until now
+    pays_at_seconds = failure_times[0] + len(failure_times) * needed_seconds
+    return pays_at_seconds if facts.now < pays_at_seconds else None
 
 
-def _expected_workers(facts: WorldNodeFacts, ready: int) -> int:
-    """How many more workers may come: asked for, and nothing known to be in their way."""
-    wanted = len(required_indices(facts))
+def _count_expected_workers(facts: WorldNodeFacts, ready: int) -> int:
+    """Returns how many more workers may come: requested, and with no known blocker."""
+    required_count = len(required_indices(facts))
+    # Without a free node, only workers that already have a node can come.
     if facts.free_nodes == 0:
-        return min(wanted - ready, len(_on_their_way(facts)))
-    hindered = {create.index for create in facts.creates if create.rejection}
-    hindered |= {
+        return min(required_count - ready, len(_starting_workers(facts)))
+    blocked = {create.index for create in facts.creates if create.rejection}
+    blocked |= {
         w.index
         for w in newest_workers(facts).values()
         if w.phase == "Pending" and (w.start_blocker or (w.node is None and w.message))
     }
-    return max(0, wanted - ready - len(hindered & required_indices(facts)))
+    return max(0, required_count - ready - len(blocked & required_indices(facts)))
 
 
-def _on_their_way(facts: WorldFacts) -> list[ObservedWorker]:
-    """Workers that have a node and no warm agent yet, and that nothing is known to keep from it."""
-    heard = {worker for worker, session in facts.sessions.items() if session.warm}
-    wanted = required_indices(facts)
+def _starting_workers(facts: WorldFacts) -> list[ObservedWorker]:
+    """Returns workers that have a node, no warm agent yet, and no known blocker."""
+    warm = {worker for worker, session in facts.sessions.items() if session.warm}
+    required = required_indices(facts)
     return [
         w
         for w in newest_workers(facts).values()
-        if w.index in wanted and w.node is not None and worker_id(w) not in heard
+        if w.index in required and w.node is not None and worker_id(w) not in warm
         if w.phase in ("Pending", "Running") and not w.deleting and not w.start_blocker
     ]

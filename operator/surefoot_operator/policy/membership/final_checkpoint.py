@@ -1,8 +1,7 @@
 """Ensures that a finished job's last checkpoint is in the persistent tier.
 
-Pure; called by `plan`. People want the final state of a training, and the memory tier is deleted with the job: so a job
-is not over before its last checkpoint is complete in the persistent tier, however often anything restarted after the
-last step.
+Pure; called by `plan`. Users want the final state of a training, and the memory tier is deleted with the job: so a job does
+not end before its last checkpoint is complete in the persistent tier, however often anything restarted after the last step.
 """
 
 from __future__ import annotations
@@ -40,37 +39,38 @@ UPLOAD_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
 
 RESCUE_SECONDS = 600.0
-"""How long a job that fails waits for the same of its newest."""
+"""How long a job that fails waits for its newest checkpoint to be complete in the persistent tier."""
 
 SAVING_SECONDS = 30.0
-"""How long after the last step the holders are read for what agents say they saved there."""
+"""How long after the last step the memory servers are read for the saves that agents reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalCheckpointPending:
-    """The checkpoint is still being saved or promoted."""
+    """The last checkpoint is still being saved or uploaded."""
 
     reason: str
     until_seconds: float
+    """Unix time at which the wait ends."""
     actions: tuple[Action, ...] = ()
+    """Requests that bring the missing information, such as a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalCheckpointUnsaved:
-    """The last checkpoint was not saved and will not be.
-
-    `fails`: the job has nothing to show for its training, so it counts as failed.
-    """
+    """The last checkpoint was not saved and will not be."""
 
     reason: str
     fails: bool
+    """Whether the job counts as failed, because no checkpoint remains of its training."""
 
 
 def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failure | FinalCheckpointUnsaved | None:
-    """What a finished world's last checkpoint still lacks; None: nothing.
+    """Checks the last checkpoint of a finished generation; None: it lacks nothing.
 
-    A Loss: it was in memory and lost with its workers or holders, or no copy of it is good, so it must be trained again.
+    A Failure: it was lost from memory with its workers or servers, or no copy of it is readable, so the job trains it again.
     """
+    # Nothing is required without a persistent tier, or if the checkpoint is there already.
     final = final_checkpoint(facts)
     if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_uploaded(facts, final):
         return None
@@ -79,183 +79,212 @@ def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failur
             f"every trainer finished after step {final.step}, and no copy of {final} can be read: it is trained again"
         )
         return Failure("unreadable", reason, facts.now, unexplained=True)
+    # Find the newest checkpoint that can be uploaded: the final one if it was saved, else the newest that was.
     members = [s for _, s in member_sessions(facts) if s is not None]
-    heard = [s for s in members if is_responsive(facts, s)]
-    saved = final == facts.membership.parent or all(_saved(s) == final for s in members)
-    there = at_hand(facts)
-    wanted = final if saved or final in there else newest_checkpoint(there)
-    step = f"every trainer finished after step {final.step}"
-    if wanted is None or _is_uploaded(facts, wanted):
-        until = since(facts) + SAVING_SECONDS
-        if facts.now < until and not _all_saves_reported(facts, members):
+    responsive = [s for s in members if is_responsive(facts, s)]
+    is_saved = final == facts.membership.parent or all(_newest_save_of(s) == final for s in members)
+    available = at_hand(facts)
+    target = final if is_saved or final in available else newest_checkpoint(available)
+    finished_clause = f"every trainer finished after step {final.step}"
+    if target is None or _is_uploaded(facts, target):
+        deadline = since(facts) + SAVING_SECONDS
+        if facts.now < deadline and not _all_saves_reported(facts, members):
             return FinalCheckpointPending(
-                f"{step}; waiting for holders and workers to report whether it was saved", until
+                f"{finished_clause}; waiting for memory servers and workers to report whether it was saved", deadline
             )
-        return _listed(facts, step, wanted) or _lost(facts, final, wanted) or _unsaved(facts, final, wanted)
-    if not heard:
-        until = max(s.last_message_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
-        reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
-        return FinalCheckpointPending(reason, until) if facts.now < until else Failure("agent-lost", reason, until)
-    if wanted not in there:
-        uploaded = _uploaded_in_part(facts, step, wanted)
+        return (
+            _list_if_unknown(facts, finished_clause, target)
+            or _find_lost_save(facts, final, target)
+            or _build_unsaved(facts, final, target)
+        )
+    # The target exists by report. Wait while an agent can upload it and its parts can be read.
+    if not responsive:
+        deadline = max(s.last_message_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
+        reason = f"{finished_clause}, and no worker is left that could upload {target} to the persistent tier"
+        return (
+            FinalCheckpointPending(reason, deadline)
+            if facts.now < deadline
+            else Failure("agent-lost", reason, deadline)
+        )
+    if target not in available:
+        uploaded = _list_if_partly_uploaded(facts, finished_clause, target)
         if uploaded is not None:
             return uploaded
-        reading = _read_again(facts, wanted, since(facts), len(heard) == len(members))
+        reading = _reread_servers(facts, target, since(facts), len(responsive) == len(members))
         if facts.now < reading.until_seconds:
-            return replace(reading, reason=f"{step}; {reading.reason}")
-        lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
-        return Failure("checkpoint-lost", lost, since(facts) + SAVING_SECONDS, unexplained=True)
-    until = since(facts) + UPLOAD_SECONDS
-    if facts.now < until:
+            return replace(reading, reason=f"{finished_clause}; {reading.reason}")
+        reason_lost = f"{finished_clause}, and {target} was lost from memory before it was in the persistent tier"
+        return Failure("checkpoint-lost", reason_lost, since(facts) + SAVING_SECONDS, unexplained=True)
+    deadline = since(facts) + UPLOAD_SECONDS
+    if facts.now < deadline:
         return FinalCheckpointPending(
-            "every trainer finished; the last checkpoint is on its way to the persistent tier", until
+            "every trainer finished; the last checkpoint is being uploaded to the persistent tier", deadline
         )
     return FinalCheckpointUnsaved(
-        f"{step}, and {wanted} did not reach the persistent tier in {UPLOAD_SECONDS:g} s", fails=True
+        f"{finished_clause}, and {target} did not reach the persistent tier in {UPLOAD_SECONDS:g} s", fails=True
     )
 
 
 def upload_before_failing(
     facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None
 ) -> FinalCheckpointPending | None:
-    """Promotes the newest checkpoint of a job that is about to end.
+    """Uploads the newest checkpoint of a job that is about to end; None: nothing to upload, or no agent left to do it.
 
-    None once there is nothing to promote, or no agent left to do it. `up_to_step`: the last step that is of use.
+    `up_to_step`: last step whose checkpoint is still useful; None: any.
     """
     agents = uploading_agents(facts)
     if not agents:
         return None
-    began = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
-    there = newest_checkpoint(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
+    began_seconds = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
+    newest = newest_checkpoint(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
     if (
         facts.membership.state == "Committed" and up_to_step is None
-    ):  # a claimed one's holders were sealed before they were read: nothing follows
-        said = [c for s in agents if (c := _saved(s)) is not None and c.generation == facts.membership.generation]
-        coming = min(said) if len(said) == len(facts.membership.members) else None
-        if coming is not None and (there is None or coming > there) and not _is_uploaded(facts, coming):
-            reading = _read_again(facts, coming, began, all_say_so=True)
+    ):  # in a claimed generation, memory servers were fenced before they were read: no further save can follow
+        saved = [
+            c for s in agents if (c := _newest_save_of(s)) is not None and c.generation == facts.membership.generation
+        ]
+        reported = min(saved) if len(saved) == len(facts.membership.members) else None
+        if reported is not None and (newest is None or reported > newest) and not _is_uploaded(facts, reported):
+            reading = _reread_servers(facts, reported, began_seconds, all_reported=True)
             if facts.now < reading.until_seconds:
                 return reading
-    until = began + RESCUE_SECONDS
-    if there is None or there.imported or _is_uploaded(facts, there) or facts.now >= until:
+    deadline = began_seconds + RESCUE_SECONDS
+    if newest is None or newest.imported or _is_uploaded(facts, newest) or facts.now >= deadline:
         return None
-    return FinalCheckpointPending(f"{there} goes to the persistent tier first", until)
+    return FinalCheckpointPending(f"{newest} is uploaded to the persistent tier first", deadline)
 
 
 def uploading_agents(facts: WorldFacts) -> list[ObservedSession]:
-    """Agents that can upload what the job has in memory: members alone were told where the holders are."""
+    """Lists agents that can upload checkpoints from memory: only members were sent the memory servers' addresses."""
     if facts.spec.checkpoint.persistent is None or facts.status.membership is None:
         return []
     return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
 
 
 def in_memory(facts: TierFacts) -> list[Checkpoint]:
-    """Lineage checkpoints that are complete on the holders as last read."""
-    return _complete(facts, memory_reading(facts, facts.membership.generation))
+    """Lists lineage checkpoints that are complete on the memory servers as last read."""
+    return _complete_on_lineage(facts, memory_reading(facts, facts.membership.generation))
 
 
 def at_hand(facts: TierFacts) -> list[Checkpoint]:
-    """Lineage checkpoints that can be uploaded, oldest first.
+    """Lists lineage checkpoints that can be uploaded, oldest first.
 
-    What memory lacks of one the persistent tier may have: a worker's node can die behind its upload, and what others had
-    yet to upload lies in memory. A job that asked for all of it there restored its last step from both tiers, found it
-    lost again, and began anew for ever.
+    Parts that memory lacks may be in the persistent tier: a worker's node can die after its upload, while the parts that others
+    had yet to upload are in memory. A job that required all parts in memory restored its last step from both tiers, found it
+    lost again, and restarted for ever.
     """
     reading = reading_at(facts, facts.membership.generation)
-    parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
-    most = restore_limit(facts) if facts.membership.state == "Claimed" else None
-    found = {*in_memory(facts), *parted}
-    return sorted((c for c in found if most is None or c.step <= most), key=lambda checkpoint: checkpoint.step)
+    in_persistent = _complete_on_lineage(facts, TierReading({}, reading.persistent))
+    split_over_tiers = {*_complete_on_lineage(facts, reading)} - {*in_persistent}
+    max_step = restore_limit(facts) if facts.membership.state == "Claimed" else None
+    candidates = {*in_memory(facts), *split_over_tiers}
+    return sorted((c for c in candidates if max_step is None or c.step <= max_step), key=lambda c: c.step)
 
 
-def _complete(facts: TierFacts, reading: TierReading) -> list[Checkpoint]:
+def _complete_on_lineage(facts: TierFacts, reading: TierReading) -> list[Checkpoint]:
     return complete_checkpoints(
         reading, facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts), facts.covers
     )
 
 
 def _all_saves_reported(facts: TierFacts, members: list[ObservedSession]) -> bool:
-    """Whether every member has said what it saved, and every named holder that is left was read.
+    """Whether every member has reported its saves, and every assigned memory server that remains was read.
 
-    That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
-    it saved at all: unknown is not unsaved.
+    A leader learns that a member finished before it learns of its last save, and a new leader before it learns of any save:
+    unknown is not unsaved.
     """
     generation = facts.membership.generation
-    named = {endpoint.instance for endpoint in facts.status.assigned_servers}
-    left = [h for h in facts.holder_list if h.endpoint.instance in named and h.state != "Gone"]
-    read = all(h.state == "Ready" and h.read_generation == generation for h in left)
-    return read and all(s.final_saves_reported and _saved(s) is not None for s in members)
+    assigned = {endpoint.instance for endpoint in facts.status.assigned_servers}
+    remaining = [h for h in facts.holder_list if h.endpoint.instance in assigned and h.state != "Gone"]
+    all_read = all(h.state == "Ready" and h.read_generation == generation for h in remaining)
+    return all_read and all(s.final_saves_reported and _newest_save_of(s) is not None for s in members)
 
 
-def _listed(facts: WorldTierFacts, step: str, found: Checkpoint | None) -> FinalCheckpointPending | None:
-    """Lists the persistent tier where nothing else is known of.
+def _list_if_unknown(
+    facts: WorldTierFacts, finished_clause: str, newest: Checkpoint | None
+) -> FinalCheckpointPending | None:
+    """Lists the persistent tier if no checkpoint is known elsewhere.
 
-    What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
+    No agent reports uploads made under an earlier leader; without a listing, the job would fail despite a complete checkpoint.
     """
-    persistent, until = facts.persistent, since(facts) + RESCUE_SECONDS
-    if found is not None or facts.status.last_uploaded is not None or facts.now >= until:
+    persistent, deadline = facts.persistent, since(facts) + RESCUE_SECONDS
+    if newest is not None or facts.status.last_uploaded is not None or facts.now >= deadline:
         return None
     if _is_listed(facts):
-        unknown = layouts_to_check(reading_at(facts, facts.membership.generation)) - set(facts.covers)
-        if all(layouts & persistent.lost_layouts for layouts in unknown):
-            return _wait_for_unreachable(facts, step, until)
-        return FinalCheckpointPending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
-    return _listing(facts, step, until)
+        unchecked = layouts_to_check(reading_at(facts, facts.membership.generation)) - set(facts.covers)
+        if all(layouts & persistent.lost_layouts for layouts in unchecked):
+            return _wait_for_unreachable(facts, finished_clause, deadline)
+        return FinalCheckpointPending(
+            f"{finished_clause}; checking that the layouts of the saves cover every tensor", deadline
+        )
+    return _request_listing(facts, finished_clause, deadline)
 
 
 def _is_listed(facts: WorldTierFacts) -> bool:
-    """Whether the persistent tier was listed since the world stopped to make steps."""
+    """Whether the persistent tier was listed since the last step."""
     persistent = facts.persistent
     return persistent.read_generation == facts.membership.generation and (persistent.requested_seconds or 0.0) >= since(
         facts
     )
 
 
-def _listing(facts: WorldTierFacts, step: str, until: float) -> FinalCheckpointPending:
-    """Asks for a listing; an earlier one of this epoch does not count."""
+def _request_listing(facts: WorldTierFacts, finished_clause: str, deadline: float) -> FinalCheckpointPending:
+    """Requests a listing; an earlier one of this generation does not count."""
     persistent = facts.persistent
     if persistent.read_generation == facts.membership.generation:
         persistent = replace(persistent, requested_seconds=None)
-    asked = listing(facts, persistent)
-    return FinalCheckpointPending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+    pending = listing(facts, persistent)
+    return FinalCheckpointPending(
+        f"{finished_clause}; {pending.reason}", min(deadline, pending.until_seconds or deadline), pending.actions
+    )
 
 
-def _uploaded_in_part(facts: WorldTierFacts, step: str, wanted: Checkpoint) -> FinalCheckpointPending | None:
-    """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
-    until = since(facts) + RESCUE_SECONDS
-    if not facts.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
+def _list_if_partly_uploaded(
+    facts: WorldTierFacts, finished_clause: str, target: Checkpoint
+) -> FinalCheckpointPending | None:
+    """Lists the persistent tier if parts of the checkpoint were uploaded in this generation: it may have parts that memory lacks."""
+    deadline = since(facts) + RESCUE_SECONDS
+    if not facts.promoted.get(target) or _is_listed(facts) or facts.now >= deadline:
         return None
-    return _listing(facts, step, until)
+    return _request_listing(facts, finished_clause, deadline)
 
 
-def _wait_for_unreachable(facts: TierFacts, step: str, until_seconds: float) -> FinalCheckpointPending | None:
-    """Holders that are out of the operator's sight may have what the job is to show for itself."""
-    silent = _describe_unreachable(facts)
+def _wait_for_unreachable(
+    facts: TierFacts, finished_clause: str, until_seconds: float
+) -> FinalCheckpointPending | None:
+    """Waits for memory servers that the operator cannot reach and that may have a checkpoint of the finished job."""
+    unreachable = _describe_unreachable(facts)
     return (
-        FinalCheckpointPending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds)
-        if silent
+        FinalCheckpointPending(
+            f"{finished_clause}; waiting for {unreachable}, which may have a checkpoint of it", until_seconds
+        )
+        if unreachable
         else None
     )
 
 
-def _read_again(facts: TierFacts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> FinalCheckpointPending:
-    """Reads the holders for what is said to be saved there."""
-    hidden = _unreachable_servers(facts, wanted) if all_say_so else ""
-    if hidden:
-        return FinalCheckpointPending(hidden, since_seconds + RESCUE_SECONDS)
-    return FinalCheckpointPending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
+def _reread_servers(
+    facts: TierFacts, target: Checkpoint, since_seconds: float, all_reported: bool
+) -> FinalCheckpointPending:
+    """Reads the memory servers for the saves that agents reported."""
+    unreachable = _describe_unreachable_parts(facts, target) if all_reported else ""
+    if unreachable:
+        return FinalCheckpointPending(unreachable, since_seconds + RESCUE_SECONDS)
+    return FinalCheckpointPending(
+        "reading the memory servers again for the last checkpoint", since_seconds + SAVING_SECONDS
+    )
 
 
-def _unreachable_servers(facts: TierFacts, wanted: Checkpoint) -> str:
-    """Names the holders that the operator does not reach; empty: none.
+def _describe_unreachable_parts(facts: TierFacts, target: Checkpoint) -> str:
+    """Returns a message that names the memory servers the operator cannot reach; empty: there is none.
 
-    Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
-    steps that are all made; and a job that fails would leave its newest checkpoint to the memory that goes with it.
+    Unreachable data is not lost. Without this wait, a finished generation would be restarted each half minute, until the restart
+    budget is used up, for steps that are already made; and a failing job would lose its newest checkpoint with the memory tier.
     """
-    silent = _describe_unreachable(facts)
+    unreachable = _describe_unreachable(facts)
     return (
-        f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
-        if silent
+        f"waiting for {unreachable}, which the operator cannot reach and which may have a part of {target}: allow connections from the operator to the memory tier's port"
+        if unreachable
         else ""
     )
 
@@ -264,59 +293,60 @@ def _describe_unreachable(facts: TierFacts) -> str:
     return join_names(sorted(e.instance for e in unreachable_servers(facts)))
 
 
-def _lost(facts: WorldTierFacts, final: Checkpoint, found: Checkpoint | None) -> Failure | None:
-    """A last step that every program had saved, and that is nowhere, is trained again.
+def _find_lost_save(facts: WorldTierFacts, final: Checkpoint, newest: Checkpoint | None) -> Failure | None:
+    """Returns a failure if the last step was saved by every rank and is now lost everywhere: it must be trained again.
 
-    Not where this epoch saved nothing at all: the next would not either. What an agent has saved may be all that is known
-    of it, where every copy was lost while nobody led.
+    None if this generation saved nothing at all, because the next would not either. If every copy was lost while no operator
+    led, the agents' reports are the only trace of the saves.
     """
     members = [s for _, s in member_sessions(facts) if s is not None]
-    best, parent = _best(facts, found), facts.membership.parent
+    best, parent = _newest_anywhere(facts, newest), facts.membership.parent
     if len(members) < len(facts.membership.members) or any(s.progress.final_save_step < final.step for s in members):
         return None
-    begun = parent.step if parent is not None else 0
-    told = all(
-        s.saved is not None and s.saved.generation == facts.membership.generation and s.saved.step > begun
+    start_step = parent.step if parent is not None else 0
+    has_new_saves = all(
+        s.saved is not None and s.saved.generation == facts.membership.generation and s.saved.step > start_step
         for s in members
     )
-    if (best is None or best.step <= begun) and not told:
+    if (best is None or best.step <= start_step) and not has_new_saves:
         return None
-    since = best.step if best is not None else begun
-    reason = (
-        f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {since}"
-    )
+    restart_step = best.step if best is not None else start_step
+    reason = f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {restart_step}"
     return Failure("checkpoint-lost", reason, facts.now, unexplained=True)
 
 
-def _best(facts: TierFacts, found: Checkpoint | None) -> Checkpoint | None:
-    """The newest checkpoint that is anywhere."""
-    there = _complete(facts, reading_at(facts, facts.membership.generation))
-    return newest_checkpoint(c for c in (found, facts.status.last_uploaded, *there) if c is not None)
+def _newest_anywhere(facts: TierFacts, newest: Checkpoint | None) -> Checkpoint | None:
+    """Returns the newest checkpoint in any tier."""
+    complete = _complete_on_lineage(facts, reading_at(facts, facts.membership.generation))
+    return newest_checkpoint(c for c in (newest, facts.status.last_uploaded, *complete) if c is not None)
 
 
-def _unsaved(facts: TierFacts, final: Checkpoint, found: Checkpoint | None) -> FinalCheckpointUnsaved:
-    best = _best(facts, found)
-    step = f"every trainer finished after step {final.step}"
+def _build_unsaved(facts: TierFacts, final: Checkpoint, newest: Checkpoint | None) -> FinalCheckpointUnsaved:
+    """Builds the result for a last step that was never saved; it fails the job if there is no checkpoint at all."""
+    best = _newest_anywhere(facts, newest)
+    finished_clause = f"every trainer finished after step {final.step}"
     if best is None:
-        return FinalCheckpointUnsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)
+        return FinalCheckpointUnsaved(
+            f"{finished_clause}, and not one checkpoint of it was saved; the events give the reason", fails=True
+        )
     return FinalCheckpointUnsaved(
-        f"{step}, which was not saved: the newest checkpoint is of step {best.step} (call close() right behind the last"
-        " step, before another batch is taken)",
+        f"{finished_clause}, which was not saved: the newest checkpoint is of step {best.step} (call close() right after the"
+        " last step, before another batch is taken)",
         fails=False,
     )
 
 
 def _is_uploaded(facts: JobFacts, checkpoint: Checkpoint) -> bool:
-    floor = facts.status.last_uploaded
-    return floor is not None and floor.step >= checkpoint.step
+    last_uploaded = facts.status.last_uploaded
+    return last_uploaded is not None and last_uploaded.step >= checkpoint.step
 
 
-def _saved(session: ObservedSession) -> Checkpoint | None:
-    """The newest that this agent has committed, or is about to."""
+def _newest_save_of(session: ObservedSession) -> Checkpoint | None:
+    """Returns the newest checkpoint that this agent has committed or is about to commit."""
     return newest_checkpoint(c for c in (*session.pending, session.saved) if c is not None)
 
 
 def since(facts: WorldFacts) -> float:
-    """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
-    last = last_step_seconds(facts, facts.membership.generation)
-    return max(facts.membership.changed_seconds, facts.term_seconds, last if last is not None else 0.0)
+    """Returns when the last step was made, at the latest (Unix time); a new operator counts from its own start."""
+    last_step_at = last_step_seconds(facts, facts.membership.generation)
+    return max(facts.membership.changed_seconds, facts.term_seconds, last_step_at if last_step_at is not None else 0.0)

@@ -1,6 +1,6 @@
-"""Decides how a job ends, is suspended and is cleaned up, and when its finalizer is released.
+"""Decides how a job ends, is suspended and is cleaned up, and when its finalizer is removed.
 
-Pure. Also: the status of a job whose spec cannot be read, and whether a job is idle.
+Pure. It also reports a spec that cannot be parsed in the job's status, and decides whether a job is idle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from surefoot_operator.reasons import (
 )
 
 LAST_SAVE_SECONDS = 30.0
-"""How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
+"""How long after its last step a finished job waits for the saves that its agents reported to appear on memory servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ class Completion:
 
 
 def completion_of(facts: WorldFacts) -> Completion | None:
-    """Decides whether every member of the committed world has finished."""
+    """Returns how the job ends if every member of the committed generation has finished; None: not yet."""
     membership = facts.membership
     steps: list[int] = []
+    # A member counts as finished by its agent's report, or by its pod's exit if the agent is gone.
     for member, session in member_sessions(facts):
         if session is not None and session.generation == membership.generation and session.finished == 0:
             steps.append(session.finished_steps)
@@ -80,72 +81,79 @@ def completion_of(facts: WorldFacts) -> Completion | None:
     if not membership.members:
         return None
     if steps and not any(steps) and membership.parent is None:
-        reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
+        reason = "the program ended with exit code 0 but never called checkpointer.step(): call it once per step"
         return Completion("Failed", reason)
-    done = f" after step {max(*steps, membership.start_step)}" if steps else ""
-    return Completion("Complete", f"every trainer finished{done}")
+    step_clause = f" after step {max(*steps, membership.start_step)}" if steps else ""
+    return Completion("Complete", f"every trainer finished{step_clause}")
 
 
 def last_saved_checkpoint(facts: WorldTierFacts) -> tuple[Checkpoint | None, float | None]:
-    """Finds a finished job's newest complete checkpoint.
+    """Returns a finished job's newest complete checkpoint, and until when to read the servers again for a newer one.
 
-    Returns it, and until when to read the holders again; None: it is final. The last saves end after the last step, and
-    status should name the checkpoint that people will find. Nothing depends on it, so the wait is short.
+    The time is None if the checkpoint is final. The last saves end after the last step, and the status should name the
+    checkpoint that users will find. Nothing else depends on it, so the wait is short.
     """
-    known = newest_checkpoint(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
+    newest = newest_checkpoint(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
     sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not sessions or len(sessions) < len(facts.membership.members):
-        return known, None
+        return newest, None
     saves = [newest_checkpoint(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
-    goal = min((c for c in saves if c is not None), default=None)
-    told = all(
+    expected = min((c for c in saves if c is not None), default=None)
+    all_reported = all(
         s.final_saves_reported for s in sessions
-    )  # by a heartbeat, half a second or so behind the word that it finished
-    if told and (goal is None or None in saves or (known is not None and known >= goal)):
-        return known, None
-    until = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
-    return known, until if facts.now < until else None
+    )  # by a heartbeat, up to about half a second after the report that the trainer finished
+    if all_reported and (expected is None or None in saves or (newest is not None and newest >= expected)):
+        return newest, None
+    deadline = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
+    return newest, deadline if facts.now < deadline else None
 
 
 def job_deadline(facts: JobFacts) -> float | None:
-    """When activeDeadlineSeconds ends the job; None: never."""
-    limit, start = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
-    return None if limit is None or start is None else start + limit
+    """Returns when `activeDeadlineSeconds` ends the job (Unix time); None: never."""
+    limit_seconds, start_seconds = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
+    return None if limit_seconds is None or start_seconds is None else start_seconds + limit_seconds
 
 
 def overdue_reason(facts: JobFacts) -> str:
-    """Why the job ends for its age; empty: it does not."""
-    due, limit = job_deadline(facts), facts.spec.run_policy.active_deadline_seconds
-    if due is None or limit is None or facts.now < due:
+    """Returns why the job ends for its age; empty: it does not."""
+    deadline, limit_seconds = job_deadline(facts), facts.spec.run_policy.active_deadline_seconds
+    if deadline is None or limit_seconds is None or facts.now < deadline:
         return ""
-    return f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing"
+    return f"the job ran for activeDeadlineSeconds ({limit_seconds:g} s) without finishing"
 
 
-def with_completion(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now: float) -> JobStatus:
-    return replace(status, phase=phase, message=reason, completion_seconds=now)
+def with_completion(
+    status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now_seconds: float
+) -> JobStatus:
+    """Returns the status of the ended job."""
+    return replace(status, phase=phase, message=reason, completion_seconds=now_seconds)
 
 
 def ended_event(phase: str, reason: str) -> Event:
+    """Builds the event about the end of the job."""
     return Event(JOB_COMPLETE if phase == "Complete" else JOB_FAILED, reason, warning=phase == "Failed")
 
 
 # ---- finalizer -------------------------------------------------------------------------------------------------------
-# Keeps a job's finalizer until its data in the persistent tier is deleted. The number of attempts is limited, and an
-# attempt whose pod the API server refuses counts. Data that cannot be deleted is reported and left, so that deleting
-# the job never hangs.
+# Keeps a job's finalizer until its data in the persistent tier is deleted. The number of attempts is limited, and an attempt
+# whose pod the API server rejects counts. Data that cannot be deleted is reported and kept, so that deleting the job never
+# hangs.
 
 PURGE_SECONDS = 600.0
-"""An attempt that takes longer counts as failed, even if its pod still runs or was never scheduled."""
+"""Longest duration of one attempt; then it counts as failed, even if its pod still runs or was never scheduled."""
 
 PURGE_ATTEMPTS = 3
+"""Attempts, rejected pods included, before the data is left in place."""
 RETRY_SECONDS = 10.0
-"""Between the beginnings of two attempts, at least."""
+"""Shortest time between the starts of two attempts."""
 REFUSED_TIMES = 3
-"""Of these, how many pass after the second refusal: a quota may have room again, a webhook may be back."""
+"""Factor on that time after the second rejection: a quota may have room again, or a webhook may be back."""
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeDecision:
+    """The next step of deleting a job's persistent data."""
+
     reason: str
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -153,7 +161,7 @@ class PurgeDecision:
 
 
 def finalizer_actions(facts: JobFacts) -> tuple[Action, ...]:
-    """Sets the finalizer as the spec asks, until the job is deleted."""
+    """Sets or removes the finalizer as the spec requires, until the job is deleted."""
     job = facts.job
     if job.deleted or job.has_finalizer == _needs_purge(facts):
         return ()
@@ -161,69 +169,77 @@ def finalizer_actions(facts: JobFacts) -> tuple[Action, ...]:
 
 
 def next_purge_step(facts: WorldTierFacts) -> PurgeDecision | None:
-    """Plans the next purge step of a deleted job; None: done."""
+    """Plans the next step of deleting the data of a deleted job; None: done."""
+    # Nothing is deleted before all workers have ended, because they could write to the folder again.
     if not facts.job.has_finalizer:
         return None
     if not _needs_purge(facts):
         return PurgeDecision("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
     if facts.worker_list:
         return PurgeDecision(
-            "the job was deleted; its workers may still write, so its persistent data waits for their end"
+            "the job was deleted; its persistent data is deleted once its workers, which may still write, have ended"
         )
-    place = f"{_uri(facts)}/{facts.job.uid}"
-    last, call = _last(facts), facts.purge_call
-    if last is not None and last.phase == "Succeeded":
-        reason = f"{place} was deleted"
+    folder = f"{_persistent_uri(facts)}/{facts.job.uid}"
+    last_attempt, call = _newest_attempt(facts), facts.purge_call
+    # An attempt that succeeded, is being created or still runs leaves nothing to do now.
+    if last_attempt is not None and last_attempt.phase == "Succeeded":
+        reason = f"{folder} was deleted"
         return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_DELETED, reason),))
     if call.under_way:
-        return PurgeDecision(f"the job was deleted; the pod that deletes {place} is being created")
-    due = last.created_seconds + PURGE_SECONDS if last is not None else facts.now
-    if last is not None and last.phase != "Failed" and facts.now < due:
-        return PurgeDecision(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
-    if call.refusal and call.refused_attempt > (last.attempt if last is not None else 0):
-        return _refused(facts, place, last)
-    if last is None:
-        return PurgeDecision(f"the job was deleted; a pod is created that deletes {place}", (PurgePersistent(1),))
-    if last.attempt + call.refusals >= PURGE_ATTEMPTS:
-        return _given_up(f"{place} was not deleted in {last.attempt + call.refusals} attempts ({_why(last)})")
-    again = last.created_seconds + RETRY_SECONDS
-    if facts.now < again:
-        return PurgeDecision(f"{place} could not be deleted; trying again", until_seconds=again)
-    return PurgeDecision(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
+        return PurgeDecision(f"the job was deleted; creating the pod that deletes {folder}")
+    attempt_deadline = last_attempt.created_seconds + PURGE_SECONDS if last_attempt is not None else facts.now
+    if last_attempt is not None and last_attempt.phase != "Failed" and facts.now < attempt_deadline:
+        return PurgeDecision(
+            f"waiting until {folder} is deleted (attempt {last_attempt.attempt})", until_seconds=attempt_deadline
+        )
+    if call.refusal and call.refused_attempt > (last_attempt.attempt if last_attempt is not None else 0):
+        return _handle_rejected_pod(facts, folder, last_attempt)
+    if last_attempt is None:
+        return PurgeDecision(f"the job was deleted; creating a pod that deletes {folder}", (PurgePersistent(1),))
+    # The last attempt failed: retry, until the attempts are used up.
+    if last_attempt.attempt + call.refusals >= PURGE_ATTEMPTS:
+        return _abandon_purge(
+            f"{folder} was not deleted in {last_attempt.attempt + call.refusals} attempts ({_describe_attempt(last_attempt)})"
+        )
+    retry_seconds = last_attempt.created_seconds + RETRY_SECONDS
+    if facts.now < retry_seconds:
+        return PurgeDecision(f"{folder} could not be deleted; retrying", until_seconds=retry_seconds)
+    return PurgeDecision(f"{folder} could not be deleted; retrying", (PurgePersistent(last_attempt.attempt + 1),))
 
 
-def _last(facts: TierFacts) -> ObservedPurge | None:
-    """The newest attempt: the one whose pod is shown, or one whose pod somebody removed since this leader made it."""
+def _newest_attempt(facts: TierFacts) -> ObservedPurge | None:
+    """Returns the newest attempt: that of the newest pod, or one whose pod was removed since this leader created it."""
     call = facts.purge_call
-    shown = max(facts.purges, key=lambda p: p.attempt, default=None)
-    if call.attempt and (shown is None or shown.attempt < call.attempt):
+    shown_attempt = max(facts.purges, key=lambda p: p.attempt, default=None)
+    if call.attempt and (shown_attempt is None or shown_attempt.attempt < call.attempt):
         return ObservedPurge(call.attempt, "Failed", "its pod was removed", call.made_seconds)
-    return shown
+    return shown_attempt
 
 
-def _refused(facts: TierFacts, place: str, last: ObservedPurge | None) -> PurgeDecision:
-    """The fabric refused the pod of the next attempt: asked again, within the same bound."""
-    call, begun = facts.purge_call, last.attempt if last is not None else 0
-    attempts = begun + call.refusals
+def _handle_rejected_pod(facts: TierFacts, folder: str, last_attempt: ObservedPurge | None) -> PurgeDecision:
+    """Handles a rejected pod of the next attempt: it is retried within the same limit of attempts."""
+    call, started_attempts = facts.purge_call, last_attempt.attempt if last_attempt is not None else 0
+    attempts = started_attempts + call.refusals
     if call.closing:
-        return _given_up(f"{call.refusal}; {place} was not deleted")
-    end = call.since_seconds + PURGE_SECONDS
-    if attempts >= PURGE_ATTEMPTS or facts.now >= end:
-        return _given_up(f"{call.refusal}; {place} was not deleted in {max(1, attempts)} attempts")
+        return _abandon_purge(f"{call.refusal}; {folder} was not deleted")
+    deadline = call.since_seconds + PURGE_SECONDS
+    if attempts >= PURGE_ATTEMPTS or facts.now >= deadline:
+        return _abandon_purge(f"{call.refusal}; {folder} was not deleted in {max(1, attempts)} attempts")
     reason = (
-        f"{call.refusal}; so {place} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
-        " attempt the job is removed and the folder stays; remove the job's finalizer to have that at once"
+        f"{call.refusal}; so {folder} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
+        " attempt the job is removed and the folder is kept; to do that now, remove the job's finalizer"
     )
-    again = call.last_seconds + RETRY_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
-    if facts.now < again:
-        return PurgeDecision(reason, until_seconds=min(again, end))
+    retry_seconds = call.last_seconds + RETRY_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
+    if facts.now < retry_seconds:
+        return PurgeDecision(reason, until_seconds=min(retry_seconds, deadline))
     return PurgeDecision(
-        reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_DELETION_REJECTED, reason, warning=True),)
+        reason, (PurgePersistent(started_attempts + 1),), (Event(PERSISTENT_DELETION_REJECTED, reason, warning=True),)
     )
 
 
-def _given_up(why: str) -> PurgeDecision:
-    reason = f"{why}; delete that folder by hand"
+def _abandon_purge(cause: str) -> PurgeDecision:
+    """Ends the attempts: the finalizer is removed, and the data is left to the user."""
+    reason = f"{cause}; delete that folder by hand"
     return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_NOT_DELETED, reason, warning=True),))
 
 
@@ -232,82 +248,84 @@ def _needs_purge(facts: JobFacts) -> bool:
     return persistent is not None and persistent.on_job_deletion == "Delete"
 
 
-def _uri(facts: JobFacts) -> str:
+def _persistent_uri(facts: JobFacts) -> str:
     persistent = facts.spec.checkpoint.persistent
     return persistent.uri.rstrip("/") if persistent is not None else ""
 
 
-def _why(last: ObservedPurge) -> str:
-    return last.message or ("it ended with an error" if last.phase == "Failed" else f"it is {last.phase}")
+def _describe_attempt(attempt: ObservedPurge) -> str:
+    """Describes how an attempt ended."""
+    return attempt.message or ("it ended with an error" if attempt.phase == "Failed" else f"it is {attempt.phase}")
 
 
 # ---- cleanup ---------------------------------------------------------------------------------------------------------
 # Cleans up workers and memory of an ended or deleted job.
 
 SHUTDOWN_SECONDS = 60.0
-"""How long agents of an ended job have to flush and leave before they are deleted."""
+"""How long agents of an ended job may flush and exit before their pods are deleted."""
 
 NO_READY_SERVER_SECONDS = 60.0
-"""A memory tier that does not answer for so long is not waited for before the job counts as tidied."""
+"""Time without a ready memory server after which cleanup does not wait for the memory tier."""
 
 RETENTION_AFTER_FAILURE_SECONDS = 600.0
-"""How long the memory of a failed job is kept, so that somebody can still look, or take it up."""
+"""How long a failed job's memory is kept, so that a user can inspect it or continue from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
+    """The work that remains for an ended or deleted job."""
+
     actions: tuple[Action, ...]
     reason: str
     until_seconds: float | None = None
     events: tuple[Event, ...] = ()
     done: bool = False
-    """Nothing is left to tidy."""
+    """Whether nothing is left to clean up."""
 
 
 def cleanup_after_end(facts: Facts) -> Cleanup:
-    """Plans the cleanup of an ended or deleted job.
-
-    After the end agents leave, then their memory is deleted. A deleted job keeps nothing.
-    """
-    return _deleted(facts) if facts.job.deleted else _over(facts)
+    """Plans the cleanup of an ended or deleted job: agents exit, then their memory is cleared. A deleted job keeps no pod."""
+    return _clean_deleted_job(facts) if facts.job.deleted else _clean_ended_job(facts)
 
 
-def _deleted(facts: Facts) -> Cleanup:
+def _clean_deleted_job(facts: Facts) -> Cleanup:
     reason = "the job was deleted"
-    # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
-    told = _retires([w for w in facts.worker_list if _is_agent_responsive(facts, w)], 0, reason)
-    actions = (*told, *_deletes(facts, facts.worker_list, reason), *_clean(facts, reason))
-    left = next_purge_step(facts)
-    if left is None:
+    # a worker that is only deleted would train on until its grace period ends, expecting a barrier: shut its agent down
+    shutdowns = _build_shutdown([w for w in facts.worker_list if _is_agent_responsive(facts, w)], 0, reason)
+    actions = (*shutdowns, *_delete_workers(facts, facts.worker_list, reason), *_clear_memory(facts, reason))
+    purge = next_purge_step(facts)
+    if purge is None:
         return Cleanup(actions, reason)
-    return Cleanup((*actions, *left.actions), left.reason, left.until_seconds, left.events)
+    return Cleanup((*actions, *purge.actions), purge.reason, purge.until_seconds, purge.events)
 
 
-def _over(facts: Facts) -> Cleanup:
-    phase, now, since = facts.status.phase, facts.now, _ended_at(facts)
-    late = now >= since + SHUTDOWN_SECONDS
+def _clean_ended_job(facts: Facts) -> Cleanup:
+    phase, now, ended_seconds = facts.status.phase, facts.now, _end_time(facts)
+    is_overdue = now >= ended_seconds + SHUTDOWN_SECONDS
     alive = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed")]
-    hearing = [w for w in alive if not w.deleting and _is_agent_responsive(facts, w)]
-    rest = _rest(facts, late or not alive)
+    reachable = [w for w in alive if not w.deleting and _is_agent_responsive(facts, w)]
+    leftovers = _leftover_workers(facts, is_overdue or not alive)
     actions: list[Action] = []
-    if not late:
-        actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
-    going = [w for w in alive if late or not _ends(facts, w)]
-    actions += _deletes(facts, [*going, *rest], f"the job is {phase}")
-    kept_until = since + _retention_seconds(facts)
-    if not any(not w.deleting for w in alive) and now >= kept_until:
-        actions += _clean(facts, f"the job is {phase}")
-    lingering = any(w.sidecar_running for w in facts.worker_list)
-    done = not alive and not rest and not lingering and _is_clean(facts)
-    expiry = _expiry(facts)
-    if expiry is not None and now >= expiry and (done or facts.status.memory_cleared):
-        actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - since:g} s) ago"))
-    moments = (since + SHUTDOWN_SECONDS if alive or lingering else None, kept_until, expiry)
-    due = earliest(at for at in moments if at is not None and now < at)
-    return Cleanup(tuple(actions), facts.status.message, due, done=done)
+    # First agents are asked to flush and exit, so that their pods end by themselves and keep their logs.
+    if not is_overdue:
+        actions += _build_shutdown(reachable, 0 if phase == "Complete" else 1, facts.status.message)
+    to_delete = [w for w in alive if is_overdue or not _may_end_by_itself(facts, w)]
+    actions += _delete_workers(facts, [*to_delete, *leftovers], f"the job is {phase}")
+    # Memory is cleared once no worker writes to it, and after the time to inspect a failure.
+    retention_end = ended_seconds + _retention_seconds(facts)
+    if not any(not w.deleting for w in alive) and now >= retention_end:
+        actions += _clear_memory(facts, f"the job is {phase}")
+    has_running_sidecars = any(w.sidecar_running for w in facts.worker_list)
+    is_done = not alive and not leftovers and not has_running_sidecars and _is_memory_clean(facts)
+    expiry = _expiry_time(facts)
+    if expiry is not None and now >= expiry and (is_done or facts.status.memory_cleared):
+        actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - ended_seconds:g} s) ago"))
+    deadlines = (ended_seconds + SHUTDOWN_SECONDS if alive or has_running_sidecars else None, retention_end, expiry)
+    next_deadline = earliest(deadline for deadline in deadlines if deadline is not None and now < deadline)
+    return Cleanup(tuple(actions), facts.status.message, next_deadline, done=is_done)
 
 
-def _ended_at(facts: JobFacts) -> float:
+def _end_time(facts: JobFacts) -> float:
     return facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
 
 
@@ -316,32 +334,33 @@ def _is_agent_responsive(facts: WorldFacts, worker: ObservedWorker) -> bool:
     return session is not None and is_responsive(facts, session)
 
 
-def _ends(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
-    """Whether its agent may still end by itself, so that its pod stays for its logs: it hears us, or has just left."""
+def _may_end_by_itself(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
+    """Whether the agent may still exit by itself, so that its pod keeps its logs: it is connected, or its pod still runs."""
     return _is_agent_responsive(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
 
 
-def _retires(workers: Iterable[ObservedWorker], exit_code: int, reason: str) -> tuple[ShutDownWorkers, ...]:
+def _build_shutdown(workers: Iterable[ObservedWorker], exit_code: int, reason: str) -> tuple[ShutDownWorkers, ...]:
+    """Builds one shutdown request for these workers."""
     indexes = tuple(sorted({w.index for w in workers}))
     return (ShutDownWorkers(indexes, exit_code, reason),) if indexes else ()
 
 
-def _rest(facts: WorldFacts, late: bool) -> list[ObservedWorker]:
-    """Of the workers that have ended: those whose sidecars never do, which hold a node; or all, if that is asked for.
+def _leftover_workers(facts: WorldFacts, include: bool) -> list[ObservedWorker]:
+    """Lists ended workers to delete: those whose sidecar keeps running and occupies the node; all under cleanPodPolicy All.
 
-    Others stay: they hold nothing, and their logs are people's.
+    The others stay: they occupy nothing, and users need their logs.
     """
-    if not late:
+    if not include:
         return []
-    ended = [w for w in facts.worker_list if w.phase in ("Succeeded", "Failed")]
+    ended_workers = [w for w in facts.worker_list if w.phase in ("Succeeded", "Failed")]
     if facts.spec.run_policy.clean_pod_policy == "All":
-        return ended
-    past = facts.now >= _ended_at(facts) + SHUTDOWN_SECONDS
-    return [w for w in ended if w.sidecar_running and past]
+        return ended_workers
+    is_past_shutdown = facts.now >= _end_time(facts) + SHUTDOWN_SECONDS
+    return [w for w in ended_workers if w.sidecar_running and is_past_shutdown]
 
 
-def _deletes(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: str) -> tuple[DeleteWorker, ...]:
-    """Once is enough, unless the node is gone since: then nobody else would ever say that the worker has ended."""
+def _delete_workers(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: str) -> tuple[DeleteWorker, ...]:
+    """Deletes each worker once, and again by force if its node is lost, because then its end is reported by nothing else."""
     return tuple(
         DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
         for w in workers
@@ -349,9 +368,9 @@ def _deletes(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: s
     )
 
 
-def _expiry(facts: JobFacts) -> float | None:
+def _expiry_time(facts: JobFacts) -> float | None:
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
-    return None if ttl is None else _ended_at(facts) + ttl
+    return None if ttl is None else _end_time(facts) + ttl
 
 
 def _retention_seconds(facts: JobFacts) -> float:
@@ -361,57 +380,57 @@ def _retention_seconds(facts: JobFacts) -> float:
     return RETENTION_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, RETENTION_AFTER_FAILURE_SECONDS)
 
 
-def _is_clean(facts: TierFacts) -> bool:
-    """Cleaned by this operator; or no holder was heard of for so long that there is nobody to clean."""
+def _is_memory_clean(facts: TierFacts) -> bool:
+    """Whether memory was cleared by this operator, or no memory server was ready for so long that none is left to clear."""
     if facts.memory_cleaned:
         return True
-    unheard = not any(h.state == "Ready" for h in facts.holder_list)
-    return unheard and facts.now >= max(_ended_at(facts), facts.term_seconds) + NO_READY_SERVER_SECONDS
+    has_no_ready_server = not any(h.state == "Ready" for h in facts.holder_list)
+    return has_no_ready_server and facts.now >= max(_end_time(facts), facts.term_seconds) + NO_READY_SERVER_SECONDS
 
 
-def _clean(facts: TierFacts, reason: str) -> tuple[Action, ...]:
-    """While any holder still knows this job: a cleaned one has no fence of it any more."""
+def _clear_memory(facts: TierFacts, reason: str) -> tuple[Action, ...]:
+    """Clears the job's memory while any memory server has a fence of this job; a cleared one has none."""
     if facts.status.memory_cleared or facts.memory_cleaned:
         return ()
-    known = any(h.state == "Ready" and h.fence is not None for h in facts.holder_list)
-    return (ClearJobMemory(reason),) if known else ()
+    has_fenced_server = any(h.state == "Ready" and h.fence is not None for h in facts.holder_list)
+    return (ClearJobMemory(reason),) if has_fenced_server else ()
 
 
 # ---- suspension ------------------------------------------------------------------------------------------------------
-# Uploads a suspended job's checkpoint before its workers are deleted: nodes are often rebooted during a suspension, and
-# the memory tier is lost with them.
+# Uploads a suspended job's checkpoint before its workers are deleted: nodes are often rebooted during a suspension, and the
+# memory tier is lost with them.
 
 UPLOAD_SECONDS = 600.0
-"""How long workers of a job that is suspended are kept for its upload."""
+"""How long workers of a job that is being suspended are kept for its upload."""
 
 
 def suspension_needs_upload(facts: WorldFacts) -> bool:
-    """Whether a suspending world waits at the barrier whose step is to be promoted."""
+    """Whether all ranks of a job that is being suspended wait at the barrier whose step is to be uploaded."""
     return facts.spec.suspend and barrier_checkpoint(facts) is not None
 
 
 def upload_due(facts: WorldFacts, barrier: ObservedBarrier) -> float | None:
-    """Until when the promotion of the barrier's step is waited for; None: not."""
-    floor = facts.status.last_uploaded
+    """Returns until when to wait for the upload of the barrier's step (Unix time); None: no wait."""
+    last_uploaded = facts.status.last_uploaded
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
         return None
-    if floor is not None and floor.step >= barrier.sent.step:
+    if last_uploaded is not None and last_uploaded.step >= barrier.sent.step:
         return None
     if barrier_checkpoint(facts) in unreadable_checkpoints(facts):
-        return None  # no copy can be read: its upload would fail until the time is over
+        return None  # no copy can be read: its upload would fail until the wait is over
     if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
         return None
-    due = barrier.proposed_seconds + UPLOAD_SECONDS
-    return due if facts.now < due else None
+    deadline = barrier.proposed_seconds + UPLOAD_SECONDS
+    return deadline if facts.now < deadline else None
 
 
 def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
-    """Says where a suspended job will resume, and what would lose that."""
+    """Describes where a suspended job will resume, and which restarts would lose that checkpoint."""
     if parent is None:
-        return "the job is suspended; it will begin at step 0"
+        return "the job is suspended; it will start at step 0"
     text = f"the job is suspended; it will resume from {parent}"
-    floor = facts.status.last_uploaded
-    if parent.imported or (floor is not None and floor.step >= parent.step):
+    last_uploaded = facts.status.last_uploaded
+    if parent.imported or (last_uploaded is not None and last_uploaded.step >= parent.step):
         return text
     nodes = sorted(
         server.endpoint.instance.node
@@ -424,41 +443,37 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
 
 
 # ---- invalid spec ----------------------------------------------------------------------------------------------------
-# Reports in the status that the spec is invalid. Pure; called by `reconcile`, which cannot plan such a job. The report
-# is withdrawn as soon as the spec can be read.
+# Reports in the status that the spec is invalid. Pure; called by `reconcile`, which cannot plan such a job. The report is
+# withdrawn as soon as the spec can be parsed.
 
 INVALID = "Invalid"
+"""Reason of the condition about an invalid spec."""
 
 
 def status_with_rejection(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
-    """The status of a job whose spec cannot be read.
-
-    One that never began has failed; of any other only the refusal is reported.
-    """
+    """Returns the status of a job whose spec cannot be parsed: Failed if it never started, else with a condition only."""
     if status.phase in ("Complete", "Failed") and not _is_rejected(status):
         return status
-    kind = reasons.FAILED if status.membership is None else reasons.SPEC_REJECTED
-    old = condition_of(status, kind)
-    since = old.last_transition_seconds if old is not None and old.status == "True" else now
+    # A job that trains is not failed by a faulty edit of its spec.
+    condition_type = reasons.FAILED if status.membership is None else reasons.SPEC_REJECTED
+    previous = condition_of(status, condition_type)
+    since_seconds = previous.last_transition_seconds if previous is not None and previous.status == "True" else now
     others = tuple(c for c in status.conditions if c.type not in (reasons.FAILED, reasons.SPEC_REJECTED))
     return replace(
         status,
         phase="Failed" if status.membership is None else status.phase,
         observed_generation=generation,
         message=reason,
-        conditions=(*others, Condition(kind, "True", INVALID, reason, since)),
+        conditions=(*others, Condition(condition_type, "True", INVALID, reason, since_seconds)),
     )
 
 
 def status_without_rejection(status: JobStatus) -> JobStatus:
-    """The status without the refusal, once the spec can be read.
-
-    A job that was only refused has not failed.
-    """
+    """Returns the status without the rejection, once the spec can be parsed; a job that only was rejected has not failed."""
     if not _is_rejected(status):
         return status
-    left = tuple(c for c in status.conditions if c.type != reasons.FAILED)
-    return replace(status, phase="Pending", message="", conditions=left)
+    conditions = tuple(c for c in status.conditions if c.type != reasons.FAILED)
+    return replace(status, phase="Pending", message="", conditions=conditions)
 
 
 def _is_rejected(status: JobStatus) -> bool:
@@ -470,54 +485,55 @@ def _is_rejected(status: JobStatus) -> bool:
 
 
 def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[ObservedWorker]) -> bool:
-    """Decides whether a suspended or ended job needs no regular rounds.
-
-    With no worker left, nothing changes until somebody edits the job.
-    """
+    """Whether a suspended or ended job without workers needs no regular reconciles, because only an edit can change it."""
     membership = status.membership
-    empty = membership is None or (membership.state == "Committed" and not membership.members)
-    over = status.phase in ("Complete", "Failed")
+    has_no_members = membership is None or (membership.state == "Committed" and not membership.members)
+    has_ended = status.phase in ("Complete", "Failed")
     if job.deleted:
         return False
-    # pods that have ended stay for their logs
-    return status.memory_cleared if over else job.spec.suspend and empty and not workers
+    # pods that have ended stay for their logs, so workers may remain after the end
+    return status.memory_cleared if has_ended else job.spec.suspend and has_no_members and not workers
 
 
 # ---- decision --------------------------------------------------------------------------------------------------------
-# Holds what one phase of a job decides: reason, next status, actions, events, times to wake.
+# Defines the decision of one phase of a job: reason, next status, actions, events, wake-up times.
 
 NO_WORKERS = frozenset[int]()
+"""Indexes of a job that needs no worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseDecision:
-    """One phase's reason, next status, actions, events and wakes."""
+    """The decision of one phase of a job."""
 
     reason: str
+    """Sentence for logs, events and the status."""
     status: JobStatus
+    """The next status."""
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     wakes: tuple[float | None, ...] = ()
+    """Unix times of the next decision; None entries do not count."""
     lost: str = ""
-    """What people are told where every checkpoint is lost."""
+    """Message about the loss of every checkpoint; empty: not every checkpoint is lost."""
     uploads: bool = False
-    """As `Plan.uploads`."""
+    """Same meaning as `Plan.uploads`."""
 
 
-def with_workers(facts: WorldNodeFacts, base: PhaseDecision, wanted: frozenset[int]) -> PhaseDecision:
-    """Adds what workers of these indexes need; others are deleted."""
-    tending: WorkerChanges = reconcile_workers(facts, wanted)
+def with_workers(facts: WorldNodeFacts, base: PhaseDecision, indexes: frozenset[int]) -> PhaseDecision:
+    """Adds the actions that keep one worker for each of these indexes; other workers are deleted."""
+    changes: WorkerChanges = reconcile_workers(facts, indexes)
     return replace(
         base,
         status=replace(
             base.status,
-            next_attempt=tending.next_attempt,
-            failed_starts=tending.failed_starts,
-            failed_starts_counted=tending.failed_starts_counted,
+            next_attempt=changes.next_attempt,
+            failed_starts=changes.failed_starts,
+            failed_starts_counted=changes.failed_starts_counted,
         ),
-        actions=(*tending.actions, *base.actions),
-        events=(*base.events, *tending.events),
-        wakes=(*base.wakes, tending.until_seconds),
+        actions=(*changes.actions, *base.actions),
+        events=(*base.events, *changes.events),
+        wakes=(*base.wakes, changes.until_seconds),
     )
 
 
@@ -526,22 +542,29 @@ def end_job(
 ) -> PhaseDecision:
     """Ends the job, once its newest complete checkpoint is in the persistent tier.
 
-    Every ending comes this way: the memory tier is deleted with the job. The upload is waited for as long as somebody is
-    there to make it, for `RESCUE_SECONDS` at most. `since_seconds`: when a world that trains no more broke; None: the
-    next epoch is claimed, which stops the trainers, and the ending is durable. `up_to_step`: as `rescue` has it.
+    Every job ends here, because the memory tier is deleted with it. The upload is awaited while an agent can make it, for at
+    most `RESCUE_SECONDS`.
+
+    Args:
+        facts: The job's facts.
+        end: Phase and reason.
+        since_seconds: When training broke, if it did; None: the next generation is claimed, which stops the trainers and
+            makes the end durable.
+        up_to_step: Last step whose checkpoint is uploaded; None: any.
     """
-    since = facts.now if since_seconds is None else since_seconds
-    first = final_checkpoint.upload_before_failing(facts, since, up_to_step)
-    if first is None:
+    failed_seconds = facts.now if since_seconds is None else since_seconds
+    # Before the end, the newest checkpoint is uploaded, if that is possible.
+    pending_upload = final_checkpoint.upload_before_failing(facts, failed_seconds, up_to_step)
+    if pending_upload is None:
         status = replace(with_completion(facts.status, end.phase, end.reason, facts.now), ending=None)
         return PhaseDecision(end.reason, status, events=(ended_event(end.phase, end.reason),))
-    reason = f"{end.reason}; {first.reason}"
+    reason = f"{end.reason}; {pending_upload.reason}"
     if since_seconds is not None:
-        return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
+        return PhaseDecision(reason, facts.status, wakes=(pending_upload.until_seconds,), uploads=True)
     status = facts.status if facts.membership.state == "Claimed" else claim_generation(facts, end.reason)
     return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
 
 
 def fail_job(facts: WorldTierFacts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
-    """Ends the job as Failed, as `end_job` does."""
+    """Ends the job as Failed; see `end_job`."""
     return end_job(facts, Completion("Failed", reason), since_seconds)

@@ -1,8 +1,8 @@
-"""Plans voluntary changes of the world: grow, shrink, suspend, vacate.
+"""Plans voluntary changes of the membership: grow, shrink, suspend, evacuate a node.
 
-Pure. They lose no step: a step ahead is proposed, every rank saves there and waits, and only then is the next epoch
-claimed. The coordinator binds the step once every member accepted it; after a refusal a later one is proposed. A
-departing worker is waited for in this way even where no world is possible without it: every step is then saved.
+Pure. They lose no step: a barrier at a later step is proposed, every rank saves there and waits, and only then is the next
+generation claimed. The coordinator binds the barrier once every member accepted it; after a rejection a later step is
+proposed. A terminating worker is handled in this way even if training is impossible without it: every step is then saved.
 """
 
 from __future__ import annotations
@@ -52,87 +52,90 @@ from surefoot_operator.policy.membership.expected_cost import (
 )
 
 # ---- copies on nodes that stay ---------------------------------------------------------------------------------------
-# Selects copies that survive when a paused world's nodes are left. A world that waits because a worker leaves continues
-# elsewhere only once its step survives the node: the copy in that node's holder is lost with it, and where two nodes of
-# a placement group are drained at once, both copies are.
+# Selects copies that survive when nodes are evacuated. A job that waits at a barrier because a worker terminates continues
+# elsewhere only once its step survives the node: the copy in that node's memory server is lost with it, and where two nodes
+# of a placement group are evacuated at once, both copies are.
 
 
 def barrier_step(facts: WorldFacts) -> Checkpoint | None:
-    """The step at which every rank waits because a worker leaves.
-
-    None: no world does.
-    """
-    goal = barrier_checkpoint(facts)
+    """Returns the step at which every rank waits because a worker terminates; None: no such wait."""
+    checkpoint = barrier_checkpoint(facts)
     return (
-        goal
-        if goal is not None and any(termination_reason(facts, member) for member in facts.membership.members)
+        checkpoint
+        if checkpoint is not None and any(termination_reason(facts, member) for member in facts.membership.members)
         else None
     )
 
 
 def reading_of_staying(facts: Facts) -> TierReading:
-    """The memory reading without the failure domains that are being left."""
-    domains, gone = domains_of(facts), domains_being_evacuated(facts)
+    """Returns the memory reading without the failure domains that are being evacuated."""
+    domains, evacuated = domains_of(facts), domains_being_evacuated(facts)
     reading = reading_at(facts, facts.membership.generation)
-    return TierReading({h: entries for h, entries in reading.servers.items() if domains[h] not in gone}, None)
+    return TierReading({h: entries for h, entries in reading.servers.items() if domains[h] not in evacuated}, None)
 
 
-def required_copies(facts: Facts, goes_on: bool) -> int:
-    """The copies needed on nodes that stay.
+def required_copies(facts: Facts, continues: bool) -> int:
+    """Returns the number of copies needed on nodes that stay.
 
-    `goes_on`: a smaller world trains at once and makes the others meanwhile.
+    `continues`: whether a smaller membership trains on at once and makes the other copies while training.
     """
     domains = domains_of(facts)
-    live = {domains[h] for h in reading_of_staying(facts).servers}
-    return min(facts.spec.checkpoint.memory.replicas, len(live), 1 if goes_on else len(live))
+    live_domains = {domains[h] for h in reading_of_staying(facts).servers}
+    return min(facts.spec.checkpoint.memory.replicas, len(live_domains), 1 if continues else len(live_domains))
 
 
-def missing_to_survive(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
-    """Says what a checkpoint lacks to survive the nodes being left."""
-    floor = facts.status.last_uploaded
-    if floor is not None and floor.step >= goal.step:
+def missing_to_survive(facts: Facts, checkpoint: Checkpoint, continues: bool) -> str:
+    """Describes the copies that a checkpoint lacks to survive the evacuation of nodes; empty: nothing."""
+    last_uploaded = facts.status.last_uploaded
+    if last_uploaded is not None and last_uploaded.step >= checkpoint.step:
         return ""
-    wanted = required_copies(facts, goes_on)
-    if not wanted:
-        text = f"{goal} has no copy on a node that stays"
+    required = required_copies(facts, continues)
+    if not required:
+        text = f"{checkpoint} has no copy on a node that stays"
         return text if facts.spec.checkpoint.persistent is None else f"{text}, and is not in the persistent tier yet"
-    told = min((s.copies for _, s in member_sessions(facts) if s is not None), default=0)
-    if told - _most_lost(facts) >= wanted:
+    # Agents report copies sooner than the operator reads them from the servers.
+    reported = min((s.copies for _, s in member_sessions(facts) if s is not None), default=0)
+    if reported - _max_lost_copies(facts) >= required:
         return ""
     domains, reading = domains_of(facts), reading_of_staying(facts)
-    there = goal in complete_checkpoints(
-        reading, facts.status.lineage, goal.generation, unreadable_checkpoints(facts), facts.covers
+    is_complete = checkpoint in complete_checkpoints(
+        reading, facts.status.lineage, checkpoint.generation, unreadable_checkpoints(facts), facts.covers
     )
-    found = copies_of(goal, reading, domains) if there else 0
-    return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
+    copies = copies_of(checkpoint, reading, domains) if is_complete else 0
+    return "" if copies >= required else f"{checkpoint} has {copies} of {required} copies on nodes that stay"
 
 
 def departure_needs_upload(facts: Facts) -> bool:
-    """Whether no holder stays: only the persistent tier can keep the step."""
-    return barrier_step(facts) is not None and not required_copies(facts, goes_on=False)
+    """Whether no memory server stays, so that only the persistent tier can keep the barrier's step."""
+    return barrier_step(facts) is not None and not required_copies(facts, continues=False)
 
 
 def can_be_copied(facts: Facts) -> bool:
-    """Whether missing copies can be made, in memory or persistent tier."""
-    return bool(required_copies(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
+    """Whether missing copies can be made, in memory or in the persistent tier."""
+    return bool(required_copies(facts, continues=False)) or facts.spec.checkpoint.persistent is not None
 
 
-def repairs_before_departure(facts: Facts, goal: Checkpoint, goes_on: bool) -> list[retention.Repair]:
-    """Plans copies onto nodes that stay; `goes_on` as in `copies_wanted`."""
+def repairs_before_departure(facts: Facts, checkpoint: Checkpoint, continues: bool) -> list[retention.Repair]:
+    """Plans copies onto nodes that stay; `continues` as in `required_copies`."""
     reading, domains = reading_at(facts, facts.membership.generation), domains_of(facts)
-    wanted = required_copies(facts, goes_on)
-    if not wanted:
+    required = required_copies(facts, continues)
+    if not required:
         return []
     return retention.plan_repairs(
-        dict(reading.servers), domains, goal, wanted, frozenset(domains_being_evacuated(facts)), topology_of_job(facts)
+        dict(reading.servers),
+        domains,
+        checkpoint,
+        required,
+        frozenset(domains_being_evacuated(facts)),
+        topology_of_job(facts),
     )
 
 
 def domains_being_evacuated(facts: Facts) -> set[str]:
-    """Returns the failure domains with a node that is being left."""
+    """Returns the failure domains with a node that is being evacuated."""
     domains = {h.endpoint.instance.node: h.endpoint.domain for h in facts.holder_list}
     nodes = {name for name, n in facts.nodes.items() if n.evacuation_reason or not n.schedulable or not n.ready}
-    nodes |= {one.name for one in facts.status.unhealthy_nodes if one.until_seconds > facts.now}
+    nodes |= {node.name for node in facts.status.unhealthy_nodes if node.until_seconds > facts.now}
     for session in facts.sessions.values():
         worker = facts.workers.get(worker_id(session)) if session.terminating else None
         if session.terminating and (worker is None or not worker.deleting):
@@ -140,8 +143,8 @@ def domains_being_evacuated(facts: Facts) -> set[str]:
     return {domains[name] for name in nodes if name in domains}
 
 
-def _most_lost(facts: Facts) -> int:
-    """Copies that a save may lose with the nodes that are being left: one for each failure domain."""
+def _max_lost_copies(facts: Facts) -> int:
+    """Returns how many copies a save may lose with the nodes being evacuated: one for each failure domain."""
     servers = {h.endpoint.domain for h in fenced_servers(facts, facts.membership.generation)}
     return len(servers & domains_being_evacuated(facts))
 
@@ -149,99 +152,113 @@ def _most_lost(facts: Facts) -> int:
 # ---- planned change --------------------------------------------------------------------------------------------------
 
 AHEAD_SECONDS = 0.5
-"""How far ahead a halt is named, so that word of it arrives before the first rank does."""
+"""How far ahead a barrier is proposed, so that the proposal arrives before the first rank reaches the step."""
 
 ANSWER_SECONDS = 5.0
-"""A proposal that not everybody answered in this time is withdrawn."""
+"""Time after which a proposal that not every worker answered is withdrawn."""
 
 RETRY_SECONDS = 0.5
-"""After a refusal."""
+"""Shortest time between a rejected proposal and the next."""
 
 MOVE_SECONDS = 120.0
-"""How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
+"""How long a replacement may take to become warm before a node is evacuated with fewer workers instead."""
 
 FIRST_STEP_SECONDS = 10.0
-"""A world so young that refuses a halt is still being started: it is asked again, as its first step may be under way."""
+"""A generation this young that rejects a barrier is still starting: it is asked again, as its first step may be under way."""
 
 MAX_NAMED = 4
+"""Terminating workers that a reason lists."""
 
 BARRIER_TIMEOUT_SECONDS = 30.0
-"""How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
+"""How long the saves of a bound barrier may take after its step; then the generation is claimed without all copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredChange:
-    """A wanted change; an `urgent` one waits for no late step."""
+    """A change of the membership that should be made."""
 
     reason: str
     immediate: bool
+    """True if the change does not wait for a better moment, such as the first step or `scaleUpSnoozeTimeSeconds`."""
     grows_to: int = 0
-    """Workers of the larger world; 0: it is not to grow."""
+    """Number of workers after growing; 0: the change does not grow the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """The next step of a planned change: actions, waiting, or claim."""
+    """The next step of a planned change: actions, a wait, or the claim."""
 
     reason: str
     actions: tuple[Action, ...] = ()
     claim: bool = False
+    """Whether to claim the next generation now."""
     until_seconds: float | None = None
+    """Unix time of the next decision; None: only a new observation helps."""
 
 
 def desired_change(facts: Facts) -> DesiredChange | None:
-    """Decides whether the committed world should change; None: no."""
+    """Decides whether the committed membership should change; None: no."""
     members = len(facts.membership.members)
     if facts.spec.suspend:
         return DesiredChange("the job is suspended", immediate=True) if members else None
     if not members:
         return DesiredChange("the job is resumed", immediate=True)
-    ending = {m: why for m in facts.membership.members if (why := termination_reason(facts, m))}
-    if ending:
-        return DesiredChange(_describe_terminations(ending), immediate=True)
-    staying = {m.index for m in facts.membership.members}
-    warm = {s.index for s in spare_agents(facts)}
+    # Terminating workers come first, then evacuation, then the size.
+    termination_reasons = {m: reason for m in facts.membership.members if (reason := termination_reason(facts, m))}
+    if termination_reasons:
+        return DesiredChange(_describe_terminations(termination_reasons), immediate=True)
+    member_indexes = {m.index for m in facts.membership.members}
+    spare_indexes = {s.index for s in spare_agents(facts)}
     tie = present_tie(facts)
-    tied = None if tie is None else tie.workers(facts.spec)
-    possible = largest_size(facts.spec, len(staying | warm), tied)
-    move = _move(facts, list(facts.membership.members), warm, tied)
-    if move is not None:
-        return move
-    if tied is None and possible < members and largest_size(facts.spec, members) < members:
+    required_size = None if tie is None else tie.workers(facts.spec)
+    possible_size = largest_size(facts.spec, len(member_indexes | spare_indexes), required_size)
+    evacuation = _plan_evacuation(facts, list(facts.membership.members), spare_indexes, required_size)
+    if evacuation is not None:
+        return evacuation
+    if required_size is None and possible_size < members and largest_size(facts.spec, members) < members:
         return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", immediate=True)
-    if possible > members:
-        return DesiredChange(f"grow from {members} to {possible} workers", immediate=False, grows_to=possible)
+    if possible_size > members:
+        return DesiredChange(f"grow from {members} to {possible_size} workers", immediate=False, grows_to=possible_size)
     return None
 
 
-def _describe_terminations(ending: Mapping[Member, str]) -> str:
-    """Who leaves and why, as a sentence that a thousand workers do not make longer."""
-    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MAX_NAMED]
-    more = len(ending) - len(named)
-    return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
+def _describe_terminations(reasons: Mapping[Member, str]) -> str:
+    """Describes which workers terminate and why, in a sentence of bounded length."""
+    descriptions = [f"worker {m.index} {reason}" for m, reason in reasons.items()][:MAX_NAMED]
+    unlisted_count = len(reasons) - len(descriptions)
+    return "; ".join((*descriptions, f"{unlisted_count} more")) if unlisted_count else "; ".join(descriptions)
 
 
-def _move(facts: WorldNodeFacts, staying: list[Member], warm: set[int], tied: int | None) -> DesiredChange | None:
-    """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
+def _plan_evacuation(
+    facts: WorldNodeFacts, members: list[Member], spare_indexes: set[int], required_size: int | None
+) -> DesiredChange | None:
+    """Plans to move workers off nodes to evacuate: at once if the size is kept, after `MOVE_SECONDS` with fewer workers.
 
-    Such a node still trains, so nothing is done that leaves no world at all.
+    Such a node still trains, so nothing is planned that would stop training altogether.
     """
-    moving = {m.index: m for m in staying if evacuation_reason(facts, m.node)}
-    others = {index: m for index, m in moving.items() if m.node not in costly_nodes(facts)}
-    there = {m.index for m in staying}
-    size = largest_size(facts.spec, len(there - set(moving) | warm), tied)
-    if len(others) < len(moving):
-        beside_slow = largest_size(facts.spec, len(there - set(others) | warm), tied)
-        if costs_more_than_staying(facts, size, beside_slow):
-            moving, size = others, beside_slow
-    if not moving or size == 0:
+    members_to_move = {m.index: m for m in members if evacuation_reason(facts, m.node)}
+    off_costly_nodes = {index: m for index, m in members_to_move.items() if m.node not in costly_nodes(facts)}
+    member_indexes = {m.index for m in members}
+    size = largest_size(facts.spec, len(member_indexes - set(members_to_move) | spare_indexes), required_size)
+    if len(off_costly_nodes) < len(members_to_move):
+        size_with_slow = largest_size(
+            facts.spec, len(member_indexes - set(off_costly_nodes) | spare_indexes), required_size
+        )
+        if costs_more_than_staying(facts, size, size_with_slow):
+            members_to_move, size = off_costly_nodes, size_with_slow
+    if not members_to_move or size == 0:
         return None
-    beside = [w for w in facts.worker_list if w.index in moving and w.attempt > moving[w.index].attempt]
-    if size < largest_size(facts.spec, len(staying)):
-        asked = max((w.created_seconds for w in beside), default=facts.now)
-        if facts.now < asked + MOVE_SECONDS:
+    replacements = [
+        w for w in facts.worker_list if w.index in members_to_move and w.attempt > members_to_move[w.index].attempt
+    ]
+    # With fewer workers the job waits for replacements for a while.
+    if size < largest_size(facts.spec, len(members)):
+        newest_created_seconds = max((w.created_seconds for w in replacements), default=facts.now)
+        if facts.now < newest_created_seconds + MOVE_SECONDS:
             return None
-    names = ", ".join(f"{m.index} leaves node {m.node} ({evacuation_reason(facts, m.node)})" for m in moving.values())
+    names = ", ".join(
+        f"{m.index} is moved off node {m.node} ({evacuation_reason(facts, m.node)})" for m in members_to_move.values()
+    )
     return DesiredChange(f"worker {names}", immediate=False)
 
 
@@ -250,130 +267,150 @@ def next_change_step(facts: Facts) -> ChangeStep | None:
     barrier = facts.barrier
     if barrier is not None and barrier.sent.generation != facts.membership.generation:
         barrier = None
-    wanted = desired_change(facts)
+    change = desired_change(facts)
+    # A bound barrier is always completed, because all ranks stop at it.
     if barrier is not None and barrier.sent.phase == "bound":
-        return _bound(facts, barrier, wanted)
-    if barrier is None and _all_wait(facts):
-        return ChangeStep("every rank waits at a step that an earlier operator proposed", claim=True)
-    if wanted is None:
+        return _complete_barrier(facts, barrier, change)
+    if barrier is None and _all_ranks_wait(facts):
+        return ChangeStep("every rank waits at a barrier that an earlier operator proposed", claim=True)
+    if change is None:
         if barrier is not None and barrier.sent.phase == "proposed":
-            return ChangeStep("a planned halt is not needed any more", (replace(barrier.sent, phase="cancelled"),))
+            return ChangeStep("the planned change is no longer needed", (replace(barrier.sent, phase="cancelled"),))
         return None
-    if not facts.membership.members or (wanted.immediate and _makes_no_step(facts, barrier)):
-        return ChangeStep(wanted.reason, claim=True)
-    if not wanted.immediate:
-        stays = _stays(facts, wanted)
-        if stays.until_seconds is not None and facts.now < stays.until_seconds:
-            why = f": {stays.reason}" if stays.reason else ""
-            return ChangeStep(f"{wanted.reason}, later{why}", until_seconds=stays.until_seconds)
+    # No step can be saved by a barrier, so the generation is claimed at once.
+    if not facts.membership.members or (change.immediate and _makes_no_step(facts, barrier)):
+        return ChangeStep(change.reason, claim=True)
+    # A change that is not urgent waits for a better moment.
+    if not change.immediate:
+        delay = _growth_delay(facts, change)
+        if delay.until_seconds is not None and facts.now < delay.until_seconds:
+            reason_clause = f": {delay.reason}" if delay.reason else ""
+            return ChangeStep(f"{change.reason}, later{reason_clause}", until_seconds=delay.until_seconds)
         if not has_stepped(facts, facts.membership.generation):
-            return ChangeStep(f"{wanted.reason} once epoch {facts.membership.generation} made its first step")
-    return _propose_barrier(facts, barrier, wanted)
+            return ChangeStep(f"{change.reason} once generation {facts.membership.generation} made its first step")
+    return _propose_barrier(facts, barrier, change)
 
 
 def _makes_no_step(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
-    """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
+    """Whether a generation will make no step before it ends: it rejected a barrier, and has long had the time for a step.
 
-    A younger one may be in its first step, which a claim that does not halt it would lose.
+    A younger one may be in its first step, which a claim without a barrier would lose.
     """
     if has_stepped(facts, facts.membership.generation) or barrier is None or barrier.sent.phase != "cancelled":
         return False
     return facts.now >= facts.membership.changed_seconds + FIRST_STEP_SECONDS
 
 
-def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
+def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, change: DesiredChange) -> ChangeStep:
     if barrier is not None and barrier.sent.phase == "proposed":
-        due, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
-        if facts.now < due:
-            return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {step}", until_seconds=due)
+        deadline, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
+        if facts.now < deadline:
+            return ChangeStep(f"{change.reason}: asking every worker to stop at step {step}", until_seconds=deadline)
         cancelled = replace(barrier.sent, phase="cancelled")
-        return ChangeStep(f"not every worker answered the hold at step {step}", (cancelled,))
+        return ChangeStep(f"not every worker answered whether it can stop at step {step}", (cancelled,))
+    # Rejected or withdrawn: propose again later, and at a later step.
     if barrier is not None and facts.now < barrier.proposed_seconds + RETRY_SECONDS:
         return ChangeStep(
-            f"{wanted.reason}: the hold at step {barrier.sent.step} was refused",
+            f"{change.reason}: a worker rejected the barrier at step {barrier.sent.step}",
             until_seconds=barrier.proposed_seconds + RETRY_SECONDS,
         )
-    standing = _barrier_retry_seconds(facts, barrier)
-    if standing is not None and facts.now < standing:
+    retry_seconds = _barrier_retry_seconds(facts, barrier)
+    if retry_seconds is not None and facts.now < retry_seconds:
         return ChangeStep(
-            f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
+            f"{change.reason}: no rank completes a step, so no other barrier is proposed yet",
+            until_seconds=retry_seconds,
         )
     generation = facts.membership.generation
-    ahead = _steps_to_barrier(facts)
-    at, named = last_step(facts), barrier.sent.step if barrier is not None else 0
-    # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
-    # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
-    step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
+    steps_ahead = _steps_to_barrier(facts)
+    current_step, previous_step = last_step(facts), barrier.sent.step if barrier is not None else 0
+    # each barrier has a step of its own, so that no answer to an older one is taken for it; without progress since the
+    # last one, the next step is enough: barriers that run ahead of a stalled job would end up hundreds of steps away
+    step = (
+        max(current_step, previous_step) + steps_ahead
+        if retry_seconds is None
+        else max(current_step + steps_ahead, previous_step + 1)
+    )
     return ChangeStep(
-        f"{wanted.reason}: proposing a hold at step {step}",
+        f"{change.reason}: proposing a barrier at step {step}",
         (Barrier(generation, step, "proposed"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )
 
 
 def _steps_to_barrier(facts: WorldFacts) -> int:
-    """How many steps further the halt lies: none can have finished it before it has heard.
+    """Returns how many steps ahead the barrier is: no rank may have finished the step before the proposal arrives.
 
-    The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
+    The end of the present step suffices if it is far off: a terminating worker may not have the time for two steps.
     """
-    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
-    if not pace:
+    step_seconds, last_step_at = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
+    if not step_seconds:
         return 3
-    if last is not None and facts.now + 2 * AHEAD_SECONDS <= last + pace:
+    if last_step_at is not None and facts.now + 2 * AHEAD_SECONDS <= last_step_at + step_seconds:
         return 1
-    return max(2, ceil(AHEAD_SECONDS / pace) + 1)
+    return max(2, ceil(AHEAD_SECONDS / step_seconds) + 1)
 
 
 def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
-    """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
+    """Returns when to propose again to a job without a step since the last proposal; None: it made one, or had no proposal."""
     if barrier is None:
         return None
-    last = last_step_seconds(facts, facts.membership.generation)
-    stood = barrier.proposed_seconds - (last if last is not None else facts.membership.changed_seconds)
-    return None if stood <= 0 else barrier.proposed_seconds + max(RETRY_SECONDS, stood)
+    last_step_at = last_step_seconds(facts, facts.membership.generation)
+    stalled_seconds = barrier.proposed_seconds - (
+        last_step_at if last_step_at is not None else facts.membership.changed_seconds
+    )
+    return None if stalled_seconds <= 0 else barrier.proposed_seconds + max(RETRY_SECONDS, stalled_seconds)
 
 
-def _bound(facts: Facts, barrier: ObservedBarrier, wanted: DesiredChange | None) -> ChangeStep:
-    """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
-    reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
+def _complete_barrier(facts: Facts, barrier: ObservedBarrier, change: DesiredChange | None) -> ChangeStep:
+    """Plans the next step at a bound barrier: no rank passes it, so a claim follows even if the change is no longer needed."""
+    reason = change.reason if change is not None else "the ranks were stopped for a change that is no longer needed"
     generation, step = barrier.sent.generation, barrier.sent.step
-    goal = Checkpoint(generation, step)
+    checkpoint = Checkpoint(generation, step)
     sessions = [session for _, session in member_sessions(facts)]
     waiting = [s for s in sessions if s is not None and waits_at(s, barrier.sent)]
-    saved = [s for s in waiting if goal not in s.pending and s.saved is not None and s.saved >= goal]
-    pace = seconds_per_step(facts) or 1.0
-    due = barrier.proposed_seconds + BARRIER_TIMEOUT_SECONDS + 2 * pace * max(0, step - step_of(facts, generation))
+    saved = [s for s in waiting if checkpoint not in s.pending and s.saved is not None and s.saved >= checkpoint]
+    step_seconds = seconds_per_step(facts) or 1.0
+    deadline = (
+        barrier.proposed_seconds
+        + BARRIER_TIMEOUT_SECONDS
+        + 2 * step_seconds * max(0, step - step_of(facts, generation))
+    )
+    # Every save has its copies. If nodes are evacuated or the job is suspended, the copies must also survive that.
     if len(saved) == len(sessions):
-        lacking = (
-            missing_to_survive(facts, goal, goes_on=_can_continue_without(facts))
+        missing = (
+            missing_to_survive(facts, checkpoint, continues=_can_continue_without(facts))
             if barrier_step(facts) is not None
             else ""
         )
-        upload = lifecycle.upload_due(facts, barrier)
-        if upload is not None:
-            return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
-        if not lacking or not can_be_copied(facts):
-            return ChangeStep(f"{reason}; {lacking}" if lacking else reason, claim=True)
-        if facts.now < due:
-            return ChangeStep(f"{reason}: {lacking}", until_seconds=due)
-        return ChangeStep(f"{reason}; {lacking}", claim=True)
-    if len(waiting) == len(sessions) and facts.now >= due:
+        upload_deadline = lifecycle.upload_due(facts, barrier)
+        if upload_deadline is not None:
+            return ChangeStep(
+                f"{reason}: {checkpoint} is uploaded to the persistent tier first", until_seconds=upload_deadline
+            )
+        if not missing or not can_be_copied(facts):
+            return ChangeStep(f"{reason}; {missing}" if missing else reason, claim=True)
+        if facts.now < deadline:
+            return ChangeStep(f"{reason}: {missing}", until_seconds=deadline)
+        return ChangeStep(f"{reason}; {missing}", claim=True)
+    if len(waiting) == len(sessions) and facts.now >= deadline:
         return ChangeStep(f"{reason}; some saves of step {step} lack copies", claim=True)
-    what = f"{len(waiting)} of {len(sessions)} workers hold at step {step}, {len(saved)} have replicated their saves"
-    return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+    progress = (
+        f"{len(waiting)} of {len(sessions)} workers wait at step {step}, {len(saved)} have replicated their saves"
+    )
+    return ChangeStep(f"{reason}: {progress}", until_seconds=deadline if facts.now < deadline else None)
 
 
 def _can_continue_without(facts: Facts) -> bool:
-    """Whether a world is possible without those that leave."""
+    """Whether training can continue without the terminating workers."""
     tie = present_tie(facts)
-    there = {m.index for m in facts.membership.members if not termination_reason(facts, m)} | {
+    remaining_indexes = {m.index for m in facts.membership.members if not termination_reason(facts, m)} | {
         s.index for s in spare_agents(facts)
     }
-    return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
+    return largest_size(facts.spec, len(remaining_indexes), None if tie is None else tie.workers(facts.spec)) > 0
 
 
-def _all_wait(facts: WorldFacts) -> bool:
-    """Bound by an operator that died since: nobody would ever tell them to go on."""
+def _all_ranks_wait(facts: WorldFacts) -> bool:
+    """Whether all ranks wait at a barrier bound by an operator that died since: no message would ever release them."""
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
         s is not None
@@ -384,79 +421,85 @@ def _all_wait(facts: WorldFacts) -> bool:
     )
 
 
-def _stays(facts: WorldFacts, wanted: DesiredChange) -> CostDecision:
-    """Until when the world stays as it is, though another is wanted."""
+def _growth_delay(facts: WorldFacts, change: DesiredChange) -> CostDecision:
+    """Returns until when the membership keeps its size although a change is desired."""
     policy = facts.spec.elastic_policy
     if policy is None:
         return NOT_MEASURED
     if policy.scale_up_snooze_seconds is not None:
         return CostDecision(facts.membership.changed_seconds + policy.scale_up_snooze_seconds)
-    return grow_or_stay(facts, len(facts.membership.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED
+    return grow_or_stay(facts, len(facts.membership.members), change.grows_to) if change.grows_to else NOT_MEASURED
 
 
-# ---- what a job loses with a node ------------------------------------------------------------------------------------
-# Says what a job would lose with a node. Pure; called by the eviction review through the reconciler. A drain ends, and
-# the machine is switched off, as soon as its pods are gone: the holder on it, which no drain evicts, goes with whatever
-# only it keeps.
+# ---- data that a job loses with a node -------------------------------------------------------------------------------
+# Determines which checkpoint a job would lose with a node. Pure; called by the eviction review through the reconciler. A
+# `kubectl drain` ends, and the machine is switched off, as soon as its pods are gone; the memory server on it, which no drain
+# evicts, is lost with all copies that exist only there.
 
 STALE_SECONDS = 15.0
-"""What was observed so long ago says nothing about now."""
+"""Age of an observation from which on it is no evidence for the present."""
 
 MAX_INTERVALS_BEHIND = 2
-"""Intervals: while the newest checkpoint is copied the next ones are made."""
+"""Save intervals by which copies may lag, because the next checkpoints are made while the newest is copied."""
 
 
-def data_lost_with_node(seen: JobSnapshot, status: JobStatus, node: str, now: float) -> str:
-    """Says what is lost of a job once `node` is gone too.
+def data_lost_with_node(snapshot: JobSnapshot, status: JobStatus, node: str, now_seconds: float) -> str:
+    """Describes the checkpoint that a job loses if `node` is switched off too.
 
     Args:
-        seen: the job's last round.
-        status: what was decided in it.
-        node: is being left, whether or not that round knew it.
-        now: seconds of the same clock as `seen.now`.
+        snapshot: The job's last snapshot.
+        status: The status decided from it.
+        node: Name of the node being drained, whether or not the snapshot shows that.
+        now_seconds: Unix time, by the clock of the snapshot.
 
     Returns:
-        A sentence for whoever drains the node; empty: nothing is lost that is not elsewhere.
+        A sentence for the user who drains the node; empty: nothing is lost.
     """
-    if status.phase in ("Complete", "Failed") or seen.job.deleted or not _has_data_on_node(seen, node):
+    if status.phase in ("Complete", "Failed") or snapshot.job.deleted or not _has_data_on_node(snapshot, node):
         return ""
-    if now - seen.now_seconds > STALE_SECONDS:
-        return f"it was not reconciled for {now - seen.now_seconds:.0f} s"
+    # Without a recent observation, nothing is known to be safe.
+    if now_seconds - snapshot.now_seconds > STALE_SECONDS:
+        return f"it was not reconciled for {now_seconds - snapshot.now_seconds:.0f} s"
     membership = status.membership
     if membership is None or status.last_complete is None:
-        return ""  # it has nothing to lose yet
-    last = status.last_complete
-    if status.last_uploaded is not None and status.last_uploaded.step >= last.step:
+        return ""  # there is no checkpoint to lose yet
+    newest = status.last_complete
+    if status.last_uploaded is not None and status.last_uploaded.step >= newest.step:
         return ""
-    left = tuple(replace(one, schedulable=False) if one.name == node else one for one in seen.nodes)
-    facts = gather(replace(seen, nodes=left, status=status))
+    nodes = tuple(replace(n, schedulable=False) if n.name == node else n for n in snapshot.nodes)
+    facts = gather(replace(snapshot, nodes=nodes, status=status))
     reading = reading_at(facts, membership.generation)
     if not reading.servers:
-        return f"no holder says at present where the copies of {last} are"
-    known, covers = (facts.status.lineage, membership.generation, unreadable_checkpoints(facts)), facts.covers
-    there = newest_checkpoint(complete_checkpoints(reading, *known, covers))
-    stays = newest_checkpoint(complete_checkpoints(reading_of_staying(facts), *known, covers))
-    kept = max((one.step for one in (stays, status.last_uploaded) if one is not None), default=None)
-    if there is None or (kept is not None and kept + _copied_meanwhile(facts) >= there.step):
+        return f"no memory server reports at present where the copies of {newest} are"
+    lineage_args, covers = (facts.status.lineage, membership.generation, unreadable_checkpoints(facts)), facts.covers
+    # Compare the newest readable checkpoint with the newest that remains without the node.
+    newest_readable = newest_checkpoint(complete_checkpoints(reading, *lineage_args, covers))
+    newest_staying = newest_checkpoint(complete_checkpoints(reading_of_staying(facts), *lineage_args, covers))
+    kept_step = max((c.step for c in (newest_staying, status.last_uploaded) if c is not None), default=None)
+    if newest_readable is None or (
+        kept_step is not None and kept_step + _allowed_lag_steps(facts) >= newest_readable.step
+    ):
         return ""
-    return f"{there} has no copy on a node that stays{_way_out(facts)}"
+    return f"{newest_readable} has no copy on a node that stays{_describe_remedy(facts)}"
 
 
-def _copied_meanwhile(facts: JobFacts) -> int:
-    """Steps by which copies may be behind a world that trains: it halts before its worker leaves, and what it saves then is
-    copied before that worker ends. One that does not train makes no newer copies."""
-    trains = facts.membership.state == "Committed" and facts.membership.members
-    return MAX_INTERVALS_BEHIND * saving_steps(facts) if trains else 0
+def _allowed_lag_steps(facts: JobFacts) -> int:
+    """Returns by how many steps copies may lag in a training job; 0 if it does not train and makes no newer copies.
+
+    Before its worker terminates, the job stops at a barrier, and the save made there is copied before the worker ends.
+    """
+    is_training = facts.membership.state == "Committed" and facts.membership.members
+    return MAX_INTERVALS_BEHIND * saving_steps(facts) if is_training else 0
 
 
-def _has_data_on_node(seen: JobSnapshot, node: str) -> bool:
-    """Whether a holder on that node has, or may have, anything of the job: of a thousand jobs few do."""
-    here = (h for h in seen.servers if h.endpoint.instance.node == node and h.state != "Gone")
-    return any(h.entries or h.read_generation is None for h in here)
+def _has_data_on_node(snapshot: JobSnapshot, node: str) -> bool:
+    """Whether a memory server on that node has, or may have, data of the job; for most jobs none has."""
+    servers = (h for h in snapshot.servers if h.endpoint.instance.node == node and h.state != "Gone")
+    return any(h.entries or h.read_generation is None for h in servers)
 
 
-def _way_out(facts: Facts) -> str:
-    """What happens next, and what a person may do where nothing will."""
+def _describe_remedy(facts: Facts) -> str:
+    """Describes the next step, or the remedy if nothing will happen by itself."""
     if (
         facts.status.membership is not None
         and facts.status.membership.members
@@ -465,4 +508,4 @@ def _way_out(facts: Facts) -> str:
         return ", and is being copied to one"
     if facts.spec.checkpoint.persistent is not None:
         return ", and is on its way to the persistent tier"
-    return "; leave one that runs the job, or give it spec.checkpoint.persistent"
+    return "; keep one node that runs the job, or set spec.checkpoint.persistent"

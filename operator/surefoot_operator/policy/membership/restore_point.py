@@ -1,7 +1,16 @@
-"""Chooses the restore point of a claimed epoch.
+"""Chooses the restore point of a claimed generation.
 
-Pure; called by `plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
-longer than it takes to run again the steps that it may hold.
+Pure; called by `plan` until it returns a parent. The contents of a tier that does not answer are unknown, never empty: the
+tier is waited for, but no longer than it would take to train again the steps that it may have.
+
+The order is fixed, because each step needs the one before:
+
+1. Trainers of the previous generation stop, and their agents finish flushes already under way.
+2. Every reachable memory server is fenced and its index read, so that no older save can complete afterwards.
+3. The persistent tier is listed, because data moves from memory to it.
+4. Checkpoints with all ranks wait until their layouts are known to cover every tensor.
+5. Unreachable servers are waited for, as long as their saves are worth it.
+6. The newest complete checkpoint is the parent. Without any, the job's policy decides (`onTotalLoss`).
 """
 
 from __future__ import annotations
@@ -58,439 +67,487 @@ from surefoot_operator.policy.membership.restore_decisions import (
 )
 
 # ---- initial restore -------------------------------------------------------------------------------------------------
-# Chooses the initial restore point: step 0 or an older job's checkpoint. Pure; called below for the first epoch, and
-# for a later one without any checkpoint on its lineage. An older job's checkpoint is chosen once and kept in status;
-# again only if it is unreadable.
+# Chooses the initial restore point: step 0 or a checkpoint of the source job. Pure; called for the first generation, and for
+# a later one without any checkpoint on its lineage. A source job's checkpoint is chosen once and kept in the status; another
+# one is chosen only if it is unreadable.
 
 _MAX_NAMED = 8
 
 
 def source_job(policy: CheckpointPolicy) -> SourceJob | None:
-    """The job that `checkpoint.restoreFrom` names."""
-    given = policy.restore_from
-    if given is None:
+    """Returns the job that `checkpoint.restoreFrom` names; None: none."""
+    restore_from = policy.restore_from
+    if restore_from is None:
         return None
-    if given.uri is not None:
-        uri, _, job = given.uri.rstrip("/").rpartition("/")
+    if restore_from.uri is not None:
+        uri, _, job = restore_from.uri.rstrip("/").rpartition("/")
         return SourceJob(f"{uri}/" if uri.endswith("//") else uri, job)
-    return SourceJob(policy.persistent.uri, given.uid) if policy.persistent is not None and given.uid else None
+    return (
+        SourceJob(policy.persistent.uri, restore_from.uid)
+        if policy.persistent is not None and restore_from.uid
+        else None
+    )
 
 
 def origin_of(status: JobStatus) -> Checkpoint | None:
-    """The older job's checkpoint that this job began from, if any."""
+    """Returns the source job's checkpoint that this job started from, if it is readable; None: it started at step 0."""
     return None if status.initial_checkpoint in status.unreadable_checkpoints else status.initial_checkpoint
 
 
 def initial_restore_point(
-    facts: WorldTierFacts, silent: tuple[MemoryServerEndpoint, ...]
+    facts: WorldTierFacts, unreachable: tuple[MemoryServerEndpoint, ...]
 ) -> RestorePending | RestoreChosen | SourceCheckpointMissing:
-    """Chooses the parent of an epoch without a checkpoint of its own."""
+    """Chooses the parent of a generation without a checkpoint of its own job."""
     status = facts.status
     origin = origin_of(status)
     if origin is not None:
-        return RestoreChosen(origin, silent, source_job=status.source_job)
-    # a job that has begun without one does not turn to an older job later
-    older = status.source_job or (None if facts.running_generation else source_job(facts.spec.checkpoint))
-    if older is None:
-        return RestoreChosen(None, silent)
-    seen = facts.older
-    if seen.source_job != older or seen.read_generation != facts.membership.generation:
-        return listing(facts, seen, older)
-    given = facts.spec.checkpoint.restore_from
-    step = given.step if given is not None else "latest"
-    found = source_checkpoints(facts)
-    # epochs are negated here: of one step, the least is the newest epoch's
-    chosen = max((c for c in found if step in ("latest", c.step)), key=lambda c: (c.step, -c.generation), default=None)
+        return RestoreChosen(origin, unreachable, source_job=status.source_job)
+    # a job that started without a source job must not take one up later
+    source = status.source_job or (None if facts.running_generation else source_job(facts.spec.checkpoint))
+    if source is None:
+        return RestoreChosen(None, unreachable)
+    listing_state = facts.older
+    if listing_state.source_job != source or listing_state.read_generation != facts.membership.generation:
+        return listing(facts, listing_state, source)
+    restore_from = facts.spec.checkpoint.restore_from
+    step = restore_from.step if restore_from is not None else "latest"
+    candidates = source_checkpoints(facts)
+    # generations are negated here: of one step, the least checkpoint is that of the newest generation
+    chosen = max(
+        (c for c in candidates if step in ("latest", c.step)), key=lambda c: (c.step, -c.generation), default=None
+    )
     if chosen is None:
-        return SourceCheckpointMissing(_missing(facts, older, step, found))
-    return RestoreChosen(chosen, silent, source_job=older)
+        return SourceCheckpointMissing(_describe_missing_source(facts, source, step, candidates))
+    return RestoreChosen(chosen, unreachable, source_job=source)
 
 
 def source_checkpoints(facts: TierFacts) -> list[Checkpoint]:
-    """The older job's checkpoints that its listing shows to be complete.
+    """Lists the source job's checkpoints that its listing shows to be complete, without unreadable ones.
 
-    Unreadable ones are left out. Its lineage is neither known nor needed: of two epochs that completed one step, the
-    job went on from the newer.
+    The source job's lineage is neither known nor needed: of two generations that completed one step, the job continued from
+    the newer.
     """
     reading = TierReading({}, facts.older.entries)
-    found = reading.manifests().items()
+    manifests = reading.manifests().items()
     return [
-        c for c, ranks in found if c not in facts.status.unreadable_checkpoints and is_complete(ranks, facts.covers)
+        c for c, ranks in manifests if c not in facts.status.unreadable_checkpoints and is_complete(ranks, facts.covers)
     ]
 
 
-def _missing(facts: JobFacts, older: SourceJob, step: int | str, found: Iterable[Checkpoint]) -> str:
-    steps = sorted({c.step for c in found}, reverse=True)
-    named = ", ".join(map(str, steps[:_MAX_NAMED])) + (", …" if len(steps) > _MAX_NAMED else "")
-    there = f"complete are those of steps {named}" if steps else "none is complete there"
+def _describe_missing_source(
+    facts: JobFacts, source: SourceJob, step: int | str, complete: Iterable[Checkpoint]
+) -> str:
+    """Builds the message about a source checkpoint that does not exist."""
+    steps = sorted({c.step for c in complete}, reverse=True)
+    steps_text = ", ".join(map(str, steps[:_MAX_NAMED])) + (", …" if len(steps) > _MAX_NAMED else "")
+    available = f"complete checkpoints are at steps {steps_text}" if steps else "none is complete there"
     unreadable = [c for c in facts.status.unreadable_checkpoints if c.imported and step in ("latest", c.step)]
-    why = f", apart from what could not be read ({', '.join(map(str, unreadable))})" if unreadable else ""
-    what = "no checkpoint" if step == "latest" else f"no complete checkpoint of step {step}"
-    return (
-        f"{older} has {what} to begin from{why}: {there}; correct spec.checkpoint.restoreFrom and create the job anew"
-    )
+    exception = f", apart from unreadable ones ({', '.join(map(str, unreadable))})" if unreadable else ""
+    checkpoint = "no checkpoint" if step == "latest" else f"no complete checkpoint of step {step}"
+    return f"{source} has {checkpoint} to start from{exception}: {available}; correct spec.checkpoint.restoreFrom and create the job again"
 
 
 # ---- total loss ------------------------------------------------------------------------------------------------------
-# Reports that no checkpoint can be read, and how to continue. What looks lost may be a tier whose nodes are being
-# rebooted, or a bucket whose key expired: a job that failed for that could not use what came back an hour later. So a
-# total loss waits, with everything kept, until something comes back or a person gives it up.
+# Reports that no checkpoint can be read, and how to continue. The data may not be lost: nodes with memory servers may be
+# rebooting, or a bucket's key may have expired, and a job that failed could not use data that returned an hour later. So a
+# total loss waits, with everything kept, until something becomes readable or a user accepts the loss.
 
 LIST_RETRY_SECONDS = 60.0
-"""How often the persistent tier is listed anew while everything else is lost."""
+"""Time between two listings of the persistent tier while everything else is lost."""
 
 LATE_UPLOAD_SECONDS = 30.0
-"""How long after a loss an object may still appear that a worker had begun to upload: one try's 15 s, and as much again."""
+"""Time after a failure in which a started upload may still complete: 15 s for one attempt, and as much again."""
 
 LIST_AGAIN_AFTER_SECONDS = 45.0
-"""How long after a failure what was stored last may lack in a listing before it counts as gone: a client of a network file system
-shows a folder that changes as it was for half a minute."""
+"""Time after a failure in which a listing may lack the last uploaded checkpoint without proof that it is gone: a client of a
+network file system may show an old state of a changed folder for half a minute."""
 
 _MAX_SHOWN_CHARACTERS = 40
 
 
 def is_loss_accepted(facts: JobFacts) -> bool:
-    """Whether a person accepted the loss of this very epoch.
-
-    An annotation for an older loss accepts no later one.
-    """
-    said = facts.job.accepted_loss
-    return said == str(facts.membership.generation)
+    """Whether a user accepted the loss of this generation; an annotation for an earlier loss does not count."""
+    annotation = facts.job.accepted_loss
+    return annotation == str(facts.membership.generation)
 
 
 def how_to_accept_loss(facts: JobFacts) -> str:
-    """The annotation by which a person accepts the loss."""
+    """Returns the instruction for the annotation by which a user accepts the loss."""
     return f'annotate the job with {ACCEPT_LOSS}: "{facts.membership.generation}"'
 
 
-def describe_loss(facts: TierFacts, left_out: tuple[UnreadRecord, ...]) -> str:
-    """Says what is lost, and where it was."""
-    if left_out:
-        return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
+def describe_loss(facts: TierFacts, unread_records: tuple[UnreadRecord, ...]) -> str:
+    """Describes the lost checkpoints and their location."""
+    if unread_records:
+        return f"no checkpoint can be restored: {unread_records[0]} ({len(unread_records)} such records; restore the files from a backup)"
     status = facts.status
-    last, most = status.last_complete or status.last_uploaded, restore_limit(facts)
-    if most:
+    last_known, max_step = status.last_complete or status.last_uploaded, restore_limit(facts)
+    if max_step:
         return (
-            f"every copy of every checkpoint up to step {most}, to which a rollback goes back, is lost{_where(facts)};"
-            " of what may be left behind it the loss was odd"
+            f"every copy of every checkpoint up to step {max_step}, the target of a rollback, is lost{_describe_location(facts)};"
+            " every later checkpoint that may be left has an anomalous loss"
         )
-    return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
+    return f"every copy of every checkpoint is lost (the last known was {last_known}){_describe_location(facts)}"
 
 
-def waiting_message(facts: TierFacts, left_out: tuple[UnreadRecord, ...]) -> str:
-    """The condition's message: what is lost, since when, the ways out."""
-    since = datetime.fromtimestamp(facts.membership.changed_seconds, UTC).isoformat(timespec="seconds")
-    begin = origin_of(facts.status) or "step 0"
+def waiting_message(facts: TierFacts, unread_records: tuple[UnreadRecord, ...]) -> str:
+    """Returns the condition's message: the loss, since when the job waits, and the ways out."""
+    waiting_since = datetime.fromtimestamp(facts.membership.changed_seconds, UTC).isoformat(timespec="seconds")
+    start = origin_of(facts.status) or "step 0"
     sentences = [
-        describe_loss(facts, left_out),
-        f"The job has waited since {since}, keeps what is in memory, and continues by itself when any of it comes back",
-        f"To begin again at {begin} instead, {how_to_accept_loss(facts)}",
+        describe_loss(facts, unread_records),
+        f"The job has waited since {waiting_since}, keeps its data in memory, and continues by itself when any checkpoint becomes readable",
+        f"To start over at {start} instead, {how_to_accept_loss(facts)}",
         "To end the job, set spec.checkpoint.onTotalLoss to Fail, or delete it",
     ]
-    said = facts.job.accepted_loss
-    if said and not is_loss_accepted(facts):
-        shown = said if len(said) <= _MAX_SHOWN_CHARACTERS else said[:_MAX_SHOWN_CHARACTERS] + "…"
+    annotation = facts.job.accepted_loss
+    if annotation and not is_loss_accepted(facts):
+        shortened = annotation if len(annotation) <= _MAX_SHOWN_CHARACTERS else annotation[:_MAX_SHOWN_CHARACTERS] + "…"
         sentences.append(
-            f"Its annotation {ACCEPT_LOSS} says {shown!r}, which is not this epoch, {facts.membership.generation}"
+            f"Its annotation {ACCEPT_LOSS} is {shortened!r}, but must be the present generation, {facts.membership.generation}"
         )
     return ". ".join(sentences)
 
 
-def _where(facts: TierFacts) -> str:
-    named = {e.instance.node for e in facts.status.assigned_servers}
-    members = {m.node for m in facts.membership.members}
-    if not named:  # the fabric knows of each that it is gone
-        return f"; its workers saved from {join_names(sorted(members))}, and those holders are gone" if members else ""
-    silent = sorted({e.instance.node for e in may_still_have_data(facts)})
-    # a holder that was known to be gone a moment before the others is named no more, and had its workers' saves too
-    text = f"; it was on the holders of {join_names(sorted(named | members))}"
-    return f"{text}, of which {join_names(silent)} do not answer" if silent else f"{text}, and none has it any more"
+def _describe_location(facts: TierFacts) -> str:
+    """Describes on which nodes the lost copies were, and which of these do not answer."""
+    server_nodes = {e.instance.node for e in facts.status.assigned_servers}
+    member_nodes = {m.node for m in facts.membership.members}
+    if not server_nodes:  # the platform reports each of them gone
+        return (
+            f"; its workers saved from {join_names(sorted(member_nodes))}, whose memory servers are gone"
+            if member_nodes
+            else ""
+        )
+    unreachable_nodes = sorted({e.instance.node for e in may_still_have_data(facts)})
+    # a server known to be gone a moment before the others is no longer assigned, but had its workers' saves too
+    text = f"; it was on the memory servers of {join_names(sorted(server_nodes | member_nodes))}"
+    return (
+        f"{text}, of which {join_names(unreachable_nodes)} do not answer"
+        if unreachable_nodes
+        else f"{text}, and none has it now"
+    )
 
 
 # ---- restore point ---------------------------------------------------------------------------------------------------
 
 LISTING_PATIENCE_SECONDS = 2.0
-"""How long a listing is waited for at least where memory has a complete checkpoint."""
+"""Shortest wait for a listing if memory has a complete checkpoint."""
 
 MAX_LISTING_SECONDS = 30.0
-"""How long it is waited for at most there, however often another reading made it void: a holder may come and go for ever."""
+"""Longest wait for it then, however often a change of memory servers makes it void: a server may come and go for ever."""
 
 UNANSWERED_RETRY_SECONDS = 5.0
-"""How soon a listing that lacks a decisive record is asked for again."""
+"""Time until a listing that lacks a decisive record is requested again."""
 
 FIRST_ANSWER_SECONDS = 1.5
-"""How long an operator that has just come waits at least for a first answer: one call takes up to a second."""
+"""Shortest wait of a new operator for a first answer: one call takes up to a second."""
 
 
 def choose_restore_point(facts: Facts) -> Choice:
-    """Returns what the claimed epoch needs next, or its parent."""
-    draining = _wait_for_flushes(facts)
-    if draining is not None:
-        return draining
+    """Returns the next step of choosing a restore point, or the chosen parent; see the module's description."""
+    # No server is read before the old trainers have stopped, and nothing is chosen before every ready server was read.
+    pending_flushes = _wait_for_flushes(facts)
+    if pending_flushes is not None:
+        return pending_flushes
     unread = [h for h in facts.holder_list if h.state == "Ready" and h.read_generation != facts.membership.generation]
     if unread:
         servers = sorted(h.endpoint.instance for h in unread)
         actions = tuple(FenceMemoryServer(server, facts.membership.generation) for server in servers)
-        return RestorePending(f"sealing and reading {join_names(servers)}", actions)
-    best = _best(facts)
-    worth = _wait_budget_seconds(facts, best)
-    patience = min(worth, facts.spec.checkpoint.memory_server_timeout_seconds)
-    if patience and facts.term_seconds > facts.membership.changed_seconds:
-        patience = max(patience, FIRST_ANSWER_SECONDS)
-    limit = _began(facts) + patience
+        return RestorePending(f"fencing and reading {join_names(servers)}", actions)
+    # Then each tier gets as much time as its checkpoints may be worth.
+    best = _best_readable(facts)
+    worth_seconds = _wait_budget_seconds(facts, best)
+    patience_seconds = min(worth_seconds, facts.spec.checkpoint.memory_server_timeout_seconds)
+    if patience_seconds and facts.term_seconds > facts.membership.changed_seconds:
+        patience_seconds = max(patience_seconds, FIRST_ANSWER_SECONDS)
+    deadline = _wait_start(facts) + patience_seconds
     return (
-        _listing(facts, best, limit)
-        or _unchecked(facts, best)
-        or _wait_for_silent_servers(facts, best, patience, worth)
-        or _conclusion(facts, best)
+        _wait_for_listing(facts, best, deadline)
+        or _wait_for_layouts(facts, best)
+        or _wait_for_unreachable_servers(facts, best, patience_seconds, worth_seconds)
+        or _conclude(facts, best)
     )
 
 
 def last_uploaded_bound(facts: TierFacts) -> Checkpoint | None:
-    """The floor below which nothing is restored; None: a damaged one.
+    """Returns the last uploaded checkpoint, below which nothing is restored; None: it is damaged, or there is none.
 
-    A floor whose record was withheld may be good, so it still counts. One beyond what a rollback goes back to does not.
+    If its record was not returned by the tier, the checkpoint may be readable, so it still counts. A checkpoint beyond a
+    rollback's target does not.
     """
-    floor, persistent = facts.status.last_uploaded, facts.persistent
-    if floor in facts.status.unreadable_checkpoints or (floor is not None and _beyond(facts, floor)):
+    last_uploaded, persistent = facts.status.last_uploaded, facts.persistent
+    if last_uploaded in facts.status.unreadable_checkpoints or (
+        last_uploaded is not None and _is_beyond_rollback(facts, last_uploaded)
+    ):
         return None
-    unjudged = persistent.read_generation == facts.membership.generation and floor in persistent.undecidable
-    return None if unjudged and not _withheld(persistent, floor) else floor
+    is_undecided = persistent.read_generation == facts.membership.generation and last_uploaded in persistent.undecidable
+    return None if is_undecided and not _is_only_unanswered(persistent, last_uploaded) else last_uploaded
 
 
-def _beyond(facts: JobFacts, checkpoint: Checkpoint) -> bool:
-    """Whether a rollback leaves this checkpoint behind."""
-    most = restore_limit(facts)
-    return most is not None and checkpoint.step > most
+def _is_beyond_rollback(facts: JobFacts, checkpoint: Checkpoint) -> bool:
+    """Whether a rollback excludes this checkpoint."""
+    max_step = restore_limit(facts)
+    return max_step is not None and checkpoint.step > max_step
 
 
-def _withheld(persistent: PersistentListing, floor: Checkpoint | None) -> bool:
-    """Whether the tier did not give a record of it, and gave none that is damaged."""
-    layouts = {m.layout for m in persistent.entries or () if m.save.checkpoint == floor}
-    its = [one for one in persistent.unread_records if one.checkpoint == floor or one.digest in layouts]
-    return bool(its) and all(one.silent for one in its)
+def _is_only_unanswered(persistent: PersistentListing, checkpoint: Checkpoint | None) -> bool:
+    """Whether records of a checkpoint are missing only because the tier did not answer, and none is damaged."""
+    layouts = {m.layout for m in persistent.entries or () if m.save.checkpoint == checkpoint}
+    records = [
+        record for record in persistent.unread_records if record.checkpoint == checkpoint or record.digest in layouts
+    ]
+    return bool(records) and all(record.silent for record in records)
 
 
 def _wait_for_flushes(facts: WorldFacts) -> RestorePending | None:
-    """Until no newer step of the old epoch can complete any more, or the grace ends."""
+    """Waits until no newer step of the previous generation can complete, or `flushGraceSeconds` has passed."""
     generation, membership = facts.running_generation, facts.membership
     if not generation:
         return None
-    live = [s for s in facts.sessions.values() if is_responsive(facts, s)]
-    running = [s for s in live if s.stopped < membership.generation and s.generation == generation]
-    busy = [s for s in live if any(c.generation == generation for c in s.pending)]
-    until = membership.changed_seconds + facts.spec.checkpoint.flush_grace_seconds
-    if not (running or busy) or facts.now >= until:
+    responsive = [s for s in facts.sessions.values() if is_responsive(facts, s)]
+    running = [s for s in responsive if s.stopped < membership.generation and s.generation == generation]
+    flushing = [s for s in responsive if any(c.generation == generation for c in s.pending)]
+    deadline = membership.changed_seconds + facts.spec.checkpoint.flush_grace_seconds
+    if not (running or flushing) or facts.now >= deadline:
         return None
     if running:
         names = join_names(sorted(s.index for s in running))
-        return RestorePending(f"workers {names} are stopping their trainers", until_seconds=until, stopped=False)
-    return RestorePending("saves of the old epoch are still on their way to the holders", until_seconds=until)
+        return RestorePending(f"workers {names} are stopping their trainers", until_seconds=deadline, stopped=False)
+    return RestorePending(
+        "saves of the previous generation are still being flushed to the memory servers", until_seconds=deadline
+    )
 
 
-def _began(facts: JobFacts) -> float:
-    """When silence began to count: an operator that came during a claim has not asked anybody before."""
+def _wait_start(facts: JobFacts) -> float:
+    """Returns from when on unanswered requests count: an operator that started during a claim made none before."""
     return max(facts.membership.changed_seconds, facts.term_seconds)
 
 
-def _best(facts: TierFacts) -> Checkpoint | None:
-    """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
-    floor = last_uploaded_bound(facts)
-    return newest_checkpoint(c for c in _readable(facts) if floor is None or c.step >= floor.step)
+def _best_readable(facts: TierFacts) -> Checkpoint | None:
+    """Returns the newest checkpoint read as complete on the lineage, and not below the last uploaded one."""
+    last_uploaded = last_uploaded_bound(facts)
+    return newest_checkpoint(
+        c for c in _readable_checkpoints(facts) if last_uploaded is None or c.step >= last_uploaded.step
+    )
 
 
-def _readable(facts: TierFacts) -> list[Checkpoint]:
-    """Lists what was read to be complete on the lineage, and is not beyond what a rollback goes back to."""
+def _readable_checkpoints(facts: TierFacts) -> list[Checkpoint]:
+    """Lists the checkpoints read as complete on the lineage and not beyond a rollback's target."""
     generation = facts.running_generation
     if not generation:
         return []
     reading = reading_at(facts, facts.membership.generation)
-    found = complete_checkpoints(reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers)
-    return [checkpoint for checkpoint in found if not _beyond(facts, checkpoint)]
+    complete = complete_checkpoints(
+        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+    )
+    return [checkpoint for checkpoint in complete if not _is_beyond_rollback(facts, checkpoint)]
 
 
 def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
-    """Seconds that an unknown tier is worth: what running the lost steps again would cost; endless if nothing is left."""
+    """Returns how long an unknown tier is worth waiting for: the training time that may be lost; infinite if all would be."""
     incident = open_incident(facts.status.incidents)
-    reached = max(
+    reached_step = max(
         facts.status.step, step_of(facts, facts.running_generation), incident.last_step if incident is not None else 0
     )
-    most = restore_limit(facts)
-    if most == 0:
-        return 0.0  # whoever begins again wants nothing that any tier has
-    reached = reached if most is None else min(reached, most)
+    max_step = restore_limit(facts)
+    if max_step == 0:
+        return 0.0  # a rollback to step 0 needs nothing that any tier has
+    reached_step = reached_step if max_step is None else min(reached_step, max_step)
     base = best or origin_of(facts.status)
-    lost = max(0, reached - (base.step if base else 0))
-    if best is not None and lost <= 0:
+    lost_steps = max(0, reached_step - (base.step if base else 0))
+    if best is not None and lost_steps <= 0:
         return 0.0
     if best is None and facts.status.had_checkpoint:
         return math.inf
-    pace = seconds_per_step(facts)
-    return max(facts.spec.checkpoint.memory_server_timeout_seconds, lost * 1.0) if pace is None else lost * pace
+    step_seconds = seconds_per_step(facts)
+    return (
+        max(facts.spec.checkpoint.memory_server_timeout_seconds, lost_steps * 1.0)
+        if step_seconds is None
+        else lost_steps * step_seconds
+    )
 
 
-def _listing(facts: WorldTierFacts, best: Checkpoint | None, limit: float) -> RestorePending | None:
-    """The persistent tier, listed after the last index was read."""
+def _wait_for_listing(facts: WorldTierFacts, best: Checkpoint | None, deadline: float) -> RestorePending | None:
+    """Requests a listing of the persistent tier after the last index was read; None: it is listed, or not worth waiting for."""
     persistent, generation = facts.persistent, facts.membership.generation
     if facts.spec.checkpoint.persistent is None or not facts.running_generation or restore_limit(facts) == 0:
         return None
-    latest = max(limit, _began(facts) + MAX_LISTING_SECONDS)
-    if best is not None and facts.now >= latest:
+    latest_deadline = max(deadline, _wait_start(facts) + MAX_LISTING_SECONDS)
+    if best is not None and facts.now >= latest_deadline:
         return None
     if persistent.read_generation == generation:
-        # data moves from memory to the persistent tier: what a holder lost since may be there by now
-        unread = (h.since_seconds for h in facts.holder_list if h.state != "Ready")
-        lost = max(unread, default=0.0)
-        if persistent.requested_seconds is None or lost <= persistent.requested_seconds:
+        # data moves from memory to the persistent tier: parts that a server lost since may be there by now
+        changes = (h.since_seconds for h in facts.holder_list if h.state != "Ready")
+        last_change_seconds = max(changes, default=0.0)
+        if persistent.requested_seconds is None or last_change_seconds <= persistent.requested_seconds:
             return None
         return listing(facts, replace(persistent, requested_seconds=None))
     if best is None or persistent.requested_seconds is None:
         return listing(facts, persistent)
-    # what memory has is good: however long the listing takes, or whatever it fails of, it is not waited for any longer
-    until = (
-        limit if persistent.error is not None else max(limit, persistent.requested_seconds + LISTING_PATIENCE_SECONDS)
+    # memory has a good checkpoint: a listing that takes longer, or fails, is not waited for
+    listing_deadline = (
+        deadline
+        if persistent.error is not None
+        else max(deadline, persistent.requested_seconds + LISTING_PATIENCE_SECONDS)
     )
-    if facts.now >= until:
+    if facts.now >= listing_deadline:
         return None
-    waiting = listing(facts, persistent)
-    return replace(waiting, until_seconds=min(until, waiting.until_seconds or until))
+    pending = listing(facts, persistent)
+    return replace(pending, until_seconds=min(listing_deadline, pending.until_seconds or listing_deadline))
 
 
-def _unchecked(facts: TierFacts, best: Checkpoint | None) -> RestorePending | None:
-    """A newer checkpoint has all its ranks, and whether they cover every tensor is not known yet."""
+def _wait_for_layouts(facts: TierFacts, best: Checkpoint | None) -> RestorePending | None:
+    """Waits while a newer checkpoint has all its ranks but is not known to cover every tensor."""
     reading = reading_at(facts, facts.membership.generation)
-    lost = facts.persistent.lost_layouts  # nobody will bring these
-    unknown = {s for s in layouts_to_check(reading) - set(facts.covers) if not s & lost}
-    if not unknown or not facts.running_generation:
+    lost_layouts = facts.persistent.lost_layouts  # no agent will bring these
+    unchecked = {s for s in layouts_to_check(reading) - set(facts.covers) if not s & lost_layouts}
+    if not unchecked or not facts.running_generation:
         return None
-    assumed = {**facts.covers, **dict.fromkeys(unknown, True)}
+    assumed = {**facts.covers, **dict.fromkeys(unchecked, True)}
     newer = [
         c for c, ranks in reading.manifests().items() if _is_preferable(facts, c, best) and is_complete(ranks, assumed)
     ]
-    until = facts.membership.changed_seconds + facts.spec.checkpoint.memory_server_timeout_seconds
-    if not newer or facts.now >= until:
+    deadline = facts.membership.changed_seconds + facts.spec.checkpoint.memory_server_timeout_seconds
+    if not newer or facts.now >= deadline:
         return None
-    return RestorePending(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
+    return RestorePending(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=deadline)
 
 
 def _is_preferable(facts: JobFacts, checkpoint: Checkpoint, best: Checkpoint | None) -> bool:
-    """Whether it would be restored rather than `best`, were it whole."""
+    """Whether this checkpoint, if complete, would be restored rather than `best`."""
     return (
         checkpoint not in unreadable_checkpoints(facts)
         and on_lineage(facts.status.lineage, checkpoint, facts.running_generation)
         and (best is None or checkpoint.step > best.step)
-        and not _beyond(facts, checkpoint)
+        and not _is_beyond_rollback(facts, checkpoint)
     )
 
 
 def has_nothing_newer(facts: JobFacts, server: ObservedMemoryServer | None, best: Checkpoint | None) -> bool:
-    """Whether a holder's sealed index has no part of what is wanted.
+    """Whether a memory server's index, read after its fence, has no part of a better checkpoint than `best`.
 
-    None comes behind the seal, however long the holder is silent afterwards.
+    The fence admits no new saves, however long the server is unreachable afterwards.
     """
     if server is None or server.read_generation != facts.membership.generation:
         return False
     return not any(_is_preferable(facts, m.save.checkpoint, best) for m in server.entries)
 
 
-def _wait_for_silent_servers(
-    facts: Facts, best: Checkpoint | None, patience: float, worth: float
+def _wait_for_unreachable_servers(
+    facts: Facts, best: Checkpoint | None, patience_seconds: float, worth_seconds: float
 ) -> RestorePending | None:
-    """Each that may have what is wanted is waited for since it fell silent, also one that was read before.
+    """Waits for unreachable servers that may have a better checkpoint, also for those that were read before.
 
-    One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for an unreachable
-    copy is no lost copy; so is nobody else.
+    Each is waited for from the time it stopped answering. A server that is probably alive is waited for as long as its saves
+    are worth, because an unreachable copy is not lost; any other only for the usual timeout.
     """
     if is_loss_accepted(facts):
         return None
-    began = _began(facts)
-    until, alive = dict[MemoryServerInstance, float](), dict[MemoryServerInstance, str]()
-    for endpoint in awaited_servers(facts, worth):
-        server, known = endpoint.instance, facts.servers.get(endpoint.instance)
-        if has_nothing_newer(facts, known, best):
+    start_seconds = _wait_start(facts)
+    deadlines, alive_reasons = dict[MemoryServerInstance, float](), dict[MemoryServerInstance, str]()
+    for endpoint in awaited_servers(facts, worth_seconds):
+        server, server_state = endpoint.instance, facts.servers.get(endpoint.instance)
+        if has_nothing_newer(facts, server_state, best):
             continue
-        start = max(began, known.since_seconds) if known is not None else began
-        why = why_alive(facts, endpoint, worth)
-        if why:
-            alive[server] = why
-        until[server] = start + (worth if why else patience)
-    waiting = sorted(server for server, limit in until.items() if facts.now < limit)
+        silent_since = max(start_seconds, server_state.since_seconds) if server_state is not None else start_seconds
+        alive_reason = why_alive(facts, endpoint, worth_seconds)
+        if alive_reason:
+            alive_reasons[server] = alive_reason
+        deadlines[server] = silent_since + (worth_seconds if alive_reason else patience_seconds)
+    waiting = sorted(server for server, deadline in deadlines.items() if facts.now < deadline)
     if not waiting:
         return None
-    limit = max(until[server] for server in waiting)
-    again = limit if math.isfinite(limit) else None
+    deadline = max(deadlines[server] for server in waiting)
+    wake_seconds = deadline if math.isfinite(deadline) else None
     names = join_names(waiting)
-    seen = next((server for server in waiting if server in alive), None)
-    if seen is None:
-        return RestorePending(f"waiting up to {patience:.1f} s for {names}: they may have newer steps", (), again)
-    return RestorePending(
-        f"waiting for {names}, which the operator cannot reach: {alive[seen]}. To continue without it, {how_to_accept_loss(facts)}",
-        (),
-        again,
-    )
-
-
-def _conclusion(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
-    status, membership = facts.status, facts.membership
-    unknown = _beyond_status(facts)
-    if unknown is not None and (best is None or unknown.step > best.step) and not is_loss_accepted(facts):
-        return _offered(facts, unknown, best)
-    silent = tuple(unreachable_servers(facts))
-    persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_generation)
-    unlisted = persistent and facts.persistent.read_generation != membership.generation
-    if best is not None:
-        return RestoreChosen(best, silent, unlisted)
-    if restore_limit(facts) == 0:
-        return initial_restore_point(facts, silent)
-    if unlisted:
-        return RestorePending("no checkpoint is left in memory and the persistent tier does not answer: waiting for it")
-    left_out = facts.persistent.unread_records if persistent else ()
-    if any(one.silent for one in left_out):
-        return _list_again_if_unread(facts, left_out)
-    further = older_target(facts)
-    if further is not None:
-        return further
-    nothing_to_lose = not facts.running_generation or (
-        not status.had_checkpoint and status.last_uploaded is None and not left_out
-    )
-    floor, older = last_uploaded_bound(facts), _older_than_last_uploaded(facts) if persistent else None
-    if floor is not None and older is not None:
-        gone = f"{floor}, which was stored last, is in the persistent tier no more"
-        again = f"{gone}: it is listed once more before {older} is restored"
-        return _listed_after(facts, LIST_AGAIN_AFTER_SECONDS, again) or LastUploadedLost(
-            floor, f"{gone}, nor in memory: {older}, which is there, is restored"
+    alive_server = next((server for server in waiting if server in alive_reasons), None)
+    if alive_server is None:
+        return RestorePending(
+            f"waiting up to {patience_seconds:.1f} s for {names}: they may have newer steps", (), wake_seconds
         )
+    return RestorePending(
+        f"waiting for {names}, which the operator cannot reach: {alive_reasons[alive_server]}. To continue without it, {how_to_accept_loss(facts)}",
+        (),
+        wake_seconds,
+    )
+
+
+def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
+    """Decides once all tiers have been read or given their time."""
+    status, membership = facts.status, facts.membership
+    unknown_checkpoint = _newer_than_status(facts)
+    if (
+        unknown_checkpoint is not None
+        and (best is None or unknown_checkpoint.step > best.step)
+        and not is_loss_accepted(facts)
+    ):
+        return _offer_choice(facts, unknown_checkpoint, best)
+    unreachable = tuple(unreachable_servers(facts))
+    has_persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_generation)
+    is_unlisted = has_persistent and facts.persistent.read_generation != membership.generation
+    # A readable checkpoint ends the search.
+    if best is not None:
+        return RestoreChosen(best, unreachable, is_unlisted)
+    # A rollback to step 0 needs no checkpoint.
+    if restore_limit(facts) == 0:
+        return initial_restore_point(facts, unreachable)
+    if is_unlisted:
+        return RestorePending(
+            "no checkpoint is left in memory, and the persistent tier does not answer: waiting for it"
+        )
+    # From here on no checkpoint is readable. Unanswered records and later rollback targets are tried first.
+    unread_records = facts.persistent.unread_records if has_persistent else ()
+    if any(record.silent for record in unread_records):
+        return _retry_unread_records(facts, unread_records)
+    later_target = older_target(facts)
+    if later_target is not None:
+        return later_target
+    nothing_to_lose = not facts.running_generation or (
+        not status.had_checkpoint and status.last_uploaded is None and not unread_records
+    )
+    last_uploaded, older_checkpoint = (
+        last_uploaded_bound(facts),
+        _older_than_last_uploaded(facts) if has_persistent else None,
+    )
+    if last_uploaded is not None and older_checkpoint is not None:
+        missing_clause = f"{last_uploaded}, the last uploaded checkpoint, is missing from the persistent tier"
+        listing_reason = f"{missing_clause}: it is listed once more before {older_checkpoint} is restored"
+        return _wait_for_listing_after(facts, LIST_AGAIN_AFTER_SECONDS, listing_reason) or LastUploadedLost(
+            last_uploaded, f"{missing_clause} and from memory: the older {older_checkpoint} is restored"
+        )
+    # A total loss. Nothing is lost if there never was a checkpoint; else the user's policy decides.
     policy = facts.spec.checkpoint.on_total_loss
     if nothing_to_lose or is_loss_accepted(facts):
-        return initial_restore_point(facts, silent)
+        return initial_restore_point(facts, unreachable)
     if policy == "Wait":
-        return _lost(facts, left_out)
-    late = _late_uploads(facts) if persistent else None
-    if late is not None:
-        return late
+        return _wait_after_total_loss(facts, unread_records)
+    late_uploads = _wait_for_late_uploads(facts) if has_persistent else None
+    if late_uploads is not None:
+        return late_uploads
     if policy == "Restart":
-        return initial_restore_point(facts, silent)
+        return initial_restore_point(facts, unreachable)
     return TotalLoss(
-        f"{describe_loss(facts, left_out)}; "
-        f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
+        f"{describe_loss(facts, unread_records)}; "
+        f"with spec.checkpoint.onTotalLoss: Restart it would start over at {origin_of(status) or 'step 0'}"
     )
 
 
-def _beyond_status(facts: TierFacts) -> Checkpoint | None:
-    """The newest complete checkpoint of an epoch after all that status knows: status was restored from a backup."""
+def _newer_than_status(facts: TierFacts) -> Checkpoint | None:
+    """Returns the newest complete checkpoint of a generation newer than any in the status, which then is from an old backup."""
     persistent = facts.persistent
     if persistent.read_generation != facts.membership.generation or restore_limit(facts) == 0:
         return None
-    found = TierReading({}, persistent.entries).manifests().items()
-    later = [c for c, ranks in found if facts.running_generation < c.generation <= HIGHEST_EPOCH and c not in unreadable_checkpoints(facts)
+    manifests = TierReading({}, persistent.entries).manifests().items()
+    newer = [c for c, ranks in manifests if facts.running_generation < c.generation <= HIGHEST_EPOCH and c not in unreadable_checkpoints(facts)
              and is_complete(ranks, facts.covers)]  # fmt: skip
-    return max(later, key=lambda c: (c.generation, c.step), default=None)
+    return max(newer, key=lambda c: (c.generation, c.step), default=None)
 
 
-def _offered(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None) -> RestorePending:
-    """Steps that are stored are not trained again without a word: a person chooses."""
+def _offer_choice(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None) -> RestorePending:
+    """Asks the user to choose: stored steps are not trained again without confirmation."""
     text = (
-        f"the persistent tier has {unknown}, of an epoch that this job's status does not know (the newest it knows is"
+        f"the persistent tier has {unknown}, of a generation that this job's status does not know (its newest is"
         f" {facts.running_generation}; was it restored from a backup?). The job trains and removes nothing until you choose."
         f" To continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
         f" step {unknown.step}. To continue from {best or 'step 0'} instead, {how_to_accept_loss(facts)}"
@@ -498,62 +555,69 @@ def _offered(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None) -> R
     return RestorePending(text, lost=text)
 
 
-def _lost(facts: WorldTierFacts, left_out: tuple[UnreadRecord, ...]) -> RestorePending:
-    """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
-    text = waiting_message(facts, left_out)
+def _wait_after_total_loss(facts: WorldTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
+    """Waits after a total loss. Returning memory servers are noticed by themselves; the persistent tier is listed repeatedly."""
+    text = waiting_message(facts, unread_records)
     if facts.spec.checkpoint.persistent is None:
         return RestorePending(text, lost=text)
-    actions, again = _list_again(facts, LIST_RETRY_SECONDS)
-    return RestorePending(text, actions, again, lost=text)
+    actions, retry_seconds = _retry_listing(facts, LIST_RETRY_SECONDS)
+    return RestorePending(text, actions, retry_seconds, lost=text)
 
 
 def _older_than_last_uploaded(facts: TierFacts) -> Checkpoint | None:
-    """The newest that can be read below a floor that cannot, in a listing that withheld nothing.
+    """Returns the newest readable checkpoint below the last uploaded one, which is missing from a complete listing.
 
-    Somebody deleted what was stored last, a bucket's lifecycle rule for example. To wait for it, or to begin anew, would lose what is
-    there as well.
+    It was deleted, by a bucket's lifecycle rule for example. Waiting for it or starting over would lose the older one as well.
     """
-    floor = last_uploaded_bound(facts)
-    return newest_checkpoint(c for c in _readable(facts) if c.step < floor.step) if floor is not None else None
-
-
-def _late_uploads(facts: WorldTierFacts) -> RestorePending | None:
-    """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
-    reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
-    return _listed_after(facts, LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job is given up")
-
-
-def _listed_after(facts: WorldTierFacts, seconds: float, reason: str) -> RestorePending | None:
-    """None: the tier was listed so long after the failure."""
-    persistent, settled = facts.persistent, facts.membership.changed_seconds + seconds
-    if persistent.requested_seconds is not None and persistent.requested_seconds >= settled:
-        return None
-    if facts.now >= settled:
-        return listing(facts, replace(persistent, requested_seconds=None))
-    return RestorePending(reason, until_seconds=settled)
-
-
-def _list_again_if_unread(facts: WorldTierFacts, left_out: tuple[UnreadRecord, ...]) -> RestorePending:
-    """Some record was not given: what it says decides, so the tier is listed again until it is."""
-    named = next(one for one in left_out if one.silent)
-    actions, again = _list_again(facts, UNANSWERED_RETRY_SECONDS)
-    reason = f"no other checkpoint is left, and the persistent tier does not return a record that decides: {named}"
-    return RestorePending(f"{reason}. It is listed again; make the tier answer, or remove that record", actions, again)
-
-
-def _list_again(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
-    """Another listing once the pause behind the last is over, and when that is."""
-    again = (facts.persistent.requested_seconds or facts.now) + pause_seconds
-    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
-    actions = (
-        (ListPersistentTier(facts.membership.generation, there),) if there is not None and facts.now >= again else ()
+    last_uploaded = last_uploaded_bound(facts)
+    return (
+        newest_checkpoint(c for c in _readable_checkpoints(facts) if c.step < last_uploaded.step)
+        if last_uploaded is not None
+        else None
     )
-    return actions, again
+
+
+def _wait_for_late_uploads(facts: WorldTierFacts) -> RestorePending | None:
+    """Waits for a listing so late after the failure that no upload of the previous generation can come after it."""
+    reason = "no checkpoint is left, unless an upload that had started still arrives in the persistent tier"
+    return _wait_for_listing_after(
+        facts, LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job fails or starts over"
+    )
+
+
+def _wait_for_listing_after(facts: WorldTierFacts, delay_seconds: float, reason: str) -> RestorePending | None:
+    """Waits for a listing requested `delay_seconds` or more after the failure; None: there is one."""
+    persistent, listing_seconds = facts.persistent, facts.membership.changed_seconds + delay_seconds
+    if persistent.requested_seconds is not None and persistent.requested_seconds >= listing_seconds:
+        return None
+    if facts.now >= listing_seconds:
+        return listing(facts, replace(persistent, requested_seconds=None))
+    return RestorePending(reason, until_seconds=listing_seconds)
+
+
+def _retry_unread_records(facts: WorldTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
+    """Lists again until the tier returns the records that decide."""
+    record = next(item for item in unread_records if item.silent)
+    actions, retry_seconds = _retry_listing(facts, UNANSWERED_RETRY_SECONDS)
+    reason = f"no other checkpoint is left, and the persistent tier does not return a decisive record: {record}"
+    return RestorePending(
+        f"{reason}. It is listed again; make the tier answer, or remove that record", actions, retry_seconds
+    )
+
+
+def _retry_listing(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
+    """Returns the request of another listing, if `pause_seconds` have passed since the last, and when they have."""
+    retry_seconds = (facts.persistent.requested_seconds or facts.now) + pause_seconds
+    worker = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
+    actions = (
+        (ListPersistentTier(facts.membership.generation, worker),)
+        if worker is not None and facts.now >= retry_seconds
+        else ()
+    )
+    return actions, retry_seconds
 
 
 def describe(membership: Membership, parent: Checkpoint | None) -> str:
-    return (
-        f"epoch {membership.generation} restores {parent}"
-        if parent
-        else f"epoch {membership.generation} begins at step 0"
-    )
+    """Describes a committed generation for its event."""
+    start = f"restores {parent}" if parent else "starts at step 0"
+    return f"generation {membership.generation} {start}"

@@ -1,8 +1,8 @@
-"""Goes back to a checkpoint from before the loss was odd.
+"""Rolls a job back to a checkpoint from before a loss anomaly, or to one that a user names.
 
-Pure; called by `plan`. Or to one that a person names. What came behind that checkpoint is of another history from then on: the claim says up to which step
-anything may be restored, and the commit how many steps' batches loaders leave out. Both are durable, so that neither a new
-operator nor another failure brings back what was spoiled. Rollbacks in a row are bounded.
+Pure; called by `plan`. Later checkpoints are on an abandoned branch from then on: the claim limits the step up to which
+anything may be restored, and the commit records how many steps' batches the loaders skip. Both are durable, so that neither
+a new operator nor another failure restores an abandoned state. The number of rollbacks in a row is limited.
 """
 
 from __future__ import annotations
@@ -39,126 +39,139 @@ _ANNOTATION = re.compile(r"(\d{1,18})/(\d{1,18})(/keep-data)?")
 
 
 def heal(facts: WorldTierFacts) -> PhaseDecision | None:
-    """Ends the epoch where a person or the policy says so."""
-    asked = _rollback_requested(facts)
-    if asked is not None:
-        return _back(facts, asked)
-    found = unsound_loss(facts)
-    if found is None or found.action == "Warn":
+    """Rolls back or ends the job if a user or the loss policy requires it; None: neither does."""
+    requested = _rollback_requested(facts)
+    if requested is not None:
+        return _claim_rollback(facts, requested)
+    anomaly = unsound_loss(facts)
+    if anomaly is None or anomaly.action == "Warn":
         return None
-    wanted = _rollback_for(facts, found)
-    if found.action == "Stop":
-        text = f"{found.reason}; healthPolicy.numerics says that this stops the job. {_way_out(facts)}"
-        return _stopped(facts, text, wanted)
+    rollback = _rollback_for_anomaly(facts, anomaly)
+    # Stop ends the job at once; Rollback does so after too many rollbacks without a good checkpoint beyond them.
+    if anomaly.action == "Stop":
+        text = f"{anomaly.reason}; healthPolicy.numerics stops the job for this. {_describe_way_out(facts)}"
+        return _stop_job(facts, text, rollback)
     policy = facts.spec.health_policy.numerics
-    most = policy.max_rollbacks if policy is not None else 0
-    if wanted.consecutive > most:
-        text = f"{found.reason}; {most} rollbacks in a row led to no good checkpoint beyond it (maxRollbacks). {_way_out(facts)}"
-        return _stopped(facts, text, wanted)
-    return _back(facts, wanted)
+    max_rollbacks = policy.max_rollbacks if policy is not None else 0
+    if rollback.consecutive > max_rollbacks:
+        text = f"{anomaly.reason}; {max_rollbacks} rollbacks in a row led to no newer good checkpoint (maxRollbacks). {_describe_way_out(facts)}"
+        return _stop_job(facts, text, rollback)
+    return _claim_rollback(facts, rollback)
 
 
-def _rollback_for(facts: WorldTierFacts, found: LossAnomaly) -> Rollback:
-    status, good = facts.status, facts.status.last_good
-    before = status.rollback
-    reached = max(last_step(facts), found.since_step)
-    again = before is not None and before.consecutive and (good is None or good.step < before.reached_step)
+def _rollback_for_anomaly(facts: WorldTierFacts, anomaly: LossAnomaly) -> Rollback:
+    status, last_good = facts.status, facts.status.last_good
+    previous = status.rollback
+    reached_step = max(last_step(facts), anomaly.since_step)
+    is_repeated = (
+        previous is not None and previous.consecutive and (last_good is None or last_good.step < previous.reached_step)
+    )
     return Rollback(
         generation=facts.membership.generation,
-        to_step=_unproven(facts, reached) if good is None else good.step,
-        reached_step=reached,
-        anomaly_step=found.since_step,
-        reason=found.reason,
-        consecutive=before.consecutive + 1 if before is not None and again else 1,
-        target_known_good=good is not None,
+        to_step=_target_without_good_checkpoint(facts, reached_step) if last_good is None else last_good.step,
+        reached_step=reached_step,
+        anomaly_step=anomaly.since_step,
+        reason=anomaly.reason,
+        consecutive=previous.consecutive + 1 if previous is not None and is_repeated else 1,
+        target_known_good=last_good is not None,
     )
 
 
-def _unproven(facts: TierFacts, reached_step: int) -> int:
-    """Where to go back to while no checkpoint is proven: to the begin of a run that has just begun, else as far as one can.
+def _target_without_good_checkpoint(facts: TierFacts, reached_step: int) -> int:
+    """Returns the step to roll back to while no checkpoint is known good: 0 in a young run, else the oldest available step.
 
-    A policy that was set in the middle of a long run has proven nothing yet, and nobody begins such a run again.
+    A policy that is set in the middle of a long run has no known good checkpoint yet, and the run must not restart at step 0.
     """
     policy = facts.spec.health_policy.numerics
-    later = policy.good_after_steps if policy is not None else 0
-    listed = facts.persistent.entries or ()
-    suspect = anomalous_checkpoints(chain(listed, *(h.entries for h in facts.holder_list)))
-    oldest = min((c.step for c in _complete(facts) if c not in suspect), default=0)
-    young = reached_step - first_step(facts.status.lineage) < 2 * (later + saving_steps(facts))
-    return 0 if young else oldest
+    good_after_steps = policy.good_after_steps if policy is not None else 0
+    persistent_entries = facts.persistent.entries or ()
+    anomalous = anomalous_checkpoints(chain(persistent_entries, *(h.entries for h in facts.holder_list)))
+    oldest_step = min((c.step for c in _complete_checkpoints(facts) if c not in anomalous), default=0)
+    is_young = reached_step - first_step(facts.status.lineage) < 2 * (good_after_steps + saving_steps(facts))
+    return 0 if is_young else oldest_step
 
 
 def _rollback_requested(facts: WorldTierFacts) -> Rollback | None:
-    """What a person's annotation asks for, where it names the present epoch and a checkpoint that is complete."""
-    word = _ANNOTATION.fullmatch(facts.job.rollback)
-    if word is None or int(word[1]) != facts.membership.generation:
+    """Returns the rollback that a user's annotation requests, if it names this generation and a complete checkpoint."""
+    match = _ANNOTATION.fullmatch(facts.job.rollback)
+    if match is None or int(match[1]) != facts.membership.generation:
         return None
-    step = int(word[2])
-    if step not in {c.step for c in _complete(facts)}:
+    step = int(match[2])
+    if step not in {c.step for c in _complete_checkpoints(facts)}:
         return None
-    reached = step_of(facts, facts.membership.generation)
-    reason = f"a person asked to go back to step {step}"
-    return Rollback(facts.membership.generation, step, reached, 0, reason, consecutive=0, keep_data=word[3] is not None)
+    reached_step = step_of(facts, facts.membership.generation)
+    reason = f"a user requested a rollback to step {step}"
+    return Rollback(
+        facts.membership.generation, step, reached_step, 0, reason, consecutive=0, keep_data=match[3] is not None
+    )
 
 
 def rejection(facts: TierFacts) -> str:
-    """Why a person's wish is not done; empty: it is, or none."""
-    given, membership = facts.job.rollback, facts.status.membership
-    if not given or membership is None or membership.state != "Committed":
+    """Returns why a user's rollback request is rejected; empty: it is accepted, or there is none."""
+    annotation, membership = facts.job.rollback, facts.status.membership
+    if not annotation or membership is None or membership.state != "Committed":
         return ""
-    word = _ANNOTATION.fullmatch(given)
-    if word is None:
-        return f"the annotation {ROLLBACK} is {given[:80]!r}; EPOCH/STEP or EPOCH/STEP/keep-data is understood"
-    if int(word[1]) != membership.generation:
+    match = _ANNOTATION.fullmatch(annotation)
+    if match is None:
+        return (
+            f"the annotation {ROLLBACK} is {annotation[:80]!r}; it must be GENERATION/STEP or GENERATION/STEP/keep-data"
+        )
+    if int(match[1]) != membership.generation:
         return ""
-    steps = sorted({c.step for c in _complete(facts)})
-    if int(word[2]) in steps:
+    steps = sorted({c.step for c in _complete_checkpoints(facts)})
+    if int(match[2]) in steps:
         return ""
-    there = f"complete are those of steps {', '.join(map(str, steps[-8:]))}" if steps else "none is complete"
-    return f"step {word[2]} cannot be gone back to, as no checkpoint of it is complete: {there}"
+    available = f"complete checkpoints are at steps {', '.join(map(str, steps[-8:]))}" if steps else "none is complete"
+    return f"cannot roll back to step {match[2]}, because no checkpoint of it is complete: {available}"
 
 
-def _complete(facts: TierFacts) -> list[Checkpoint]:
-    """What could be restored now, in either tier, as last read."""
-    generation, lineage, bad = facts.membership.generation, facts.status.lineage, unreadable_checkpoints(facts)
-    found = complete_checkpoints(memory_reading(facts, generation), lineage, generation, bad, facts.covers)
+def _complete_checkpoints(facts: TierFacts) -> list[Checkpoint]:
+    """Lists the checkpoints that could be restored now from either tier, as last read."""
+    generation, lineage, unreadable = facts.membership.generation, facts.status.lineage, unreadable_checkpoints(facts)
+    complete = complete_checkpoints(memory_reading(facts, generation), lineage, generation, unreadable, facts.covers)
     persistent = facts.persistent
     if persistent.read_generation == generation:
-        found += complete_persistent(persistent.entries or (), lineage, generation, bad, facts.covers)
-    floor = facts.status.last_uploaded
-    return [*found, floor] if floor is not None and floor not in bad else found
+        complete += complete_persistent(persistent.entries or (), lineage, generation, unreadable, facts.covers)
+    last_uploaded = facts.status.last_uploaded
+    return [*complete, last_uploaded] if last_uploaded is not None and last_uploaded not in unreadable else complete
 
 
-def _back(facts: WorldTierFacts, wanted: Rollback) -> PhaseDecision:
-    """Claims the next epoch, unless too many restarts of any cause say that enough is enough."""
-    reached = wanted.reached_step
-    where = f"step {wanted.to_step}" if wanted.to_step else "the beginning"
-    where += "" if wanted.target_known_good else ", as no checkpoint is known to be good"
-    reason = f"{wanted.reason}: going back to {where}"
-    failure = Failure("numerics", reason, facts.now, expected=not wanted.consecutive)
-    allowed = decide_restart(facts, failure, reached)
-    if allowed.rejection is not None:
-        return _stopped(facts, allowed.rejection, wanted)
+def _claim_rollback(facts: WorldTierFacts, rollback: Rollback) -> PhaseDecision:
+    """Claims the next generation for a rollback, or ends the job if the restart budget is used up."""
+    reached_step = rollback.reached_step
+    target = f"step {rollback.to_step}" if rollback.to_step else "the beginning"
+    target += "" if rollback.target_known_good else ", as no checkpoint is known to be good"
+    reason = f"{rollback.reason}: rolling back to {target}"
+    failure = Failure("numerics", reason, facts.now, expected=not rollback.consecutive)
+    # A rollback is a restart, and counts as one; a user's request is expected and counts for no budget.
+    decision = decide_restart(facts, failure, reached_step)
+    if decision.rejection is not None:
+        return _stop_job(facts, decision.rejection, rollback)
     status = replace(
-        record_restart(claim_generation(facts, reason), allowed, reached),
-        incidents=incidents.append_incident(facts, failure, reached),
-        rollback=wanted,
+        record_restart(claim_generation(facts, reason), decision, reached_step),
+        incidents=incidents.append_incident(facts, failure, reached_step),
+        rollback=rollback,
     )
     return PhaseDecision(reason, status, events=(Event(reasons.ROLLED_BACK, reason, True),))
 
 
-def _stopped(facts: WorldTierFacts, text: str, wanted: Rollback) -> PhaseDecision:
-    """Ends the job; what it uploads first is the newest checkpoint from before the loss was odd."""
-    before = max(0, wanted.anomaly_step - 1)
-    over = end_job(facts, Completion("Failed", text), up_to_step=before)
-    if over.status.ending is not None:
-        over = replace(over, status=replace(over.status, rollback=replace(wanted, to_step=before)))
-    return replace(over, events=(Event(reasons.LOSS_POLICY_STOPPED, text, True), *over.events))
+def _stop_job(facts: WorldTierFacts, text: str, rollback: Rollback) -> PhaseDecision:
+    """Ends the job; it first uploads the newest checkpoint from before the loss anomaly."""
+    last_sound_step = max(0, rollback.anomaly_step - 1)
+    decision = end_job(facts, Completion("Failed", text), up_to_step=last_sound_step)
+    if decision.status.ending is not None:
+        decision = replace(
+            decision, status=replace(decision.status, rollback=replace(rollback, to_step=last_sound_step))
+        )
+    return replace(decision, events=(Event(reasons.LOSS_POLICY_STOPPED, text, True), *decision.events))
 
 
-def _way_out(facts: JobFacts) -> str:
-    good = facts.status.last_good
-    known = (
-        "no checkpoint is known to be good" if good is None else f"the last good checkpoint is that of step {good.step}"
+def _describe_way_out(facts: JobFacts) -> str:
+    """Describes the last good checkpoint and how to continue from it."""
+    last_good = facts.status.last_good
+    good_clause = (
+        "no checkpoint is known to be good"
+        if last_good is None
+        else f"the last good checkpoint is that of step {last_good.step}"
     )
-    return f"{known}; correct the program or its data, and begin a job from there with checkpoint.restoreFrom"
+    return f"{good_clause}; correct the program or its data, and create a new job from it with checkpoint.restoreFrom"

@@ -184,7 +184,7 @@ def test_nothing_follows_unless_it_is_asked_for() -> None:
 def test_its_node_is_left_and_counts_as_a_restart() -> None:
     seen = replacing(*SLOW)
     status = decided(seen)
-    assert (nodes(status), answer(status)) == (["n2"], "its worker leaves that node")
+    assert (nodes(status), answer(status)) == (["n2"], "its worker is moved to another node")
     assert [one.counted for one in status.recent_restarts] == [False]
     after = replace(seen, status=status)
     assert evacuation_reason(gather(after), "n2") == "rank 2 was slow there"
@@ -200,7 +200,7 @@ def test_another_one_waits_until_then() -> None:
     status = replace(first, stragglers=())
     second = decided(replacing(0.96, 0.32, 0.32, status=status))
     assert nodes(second) == ["n2"]
-    assert answer(second) == "it stays for now: rank 2 was replaced, and one is at a time"
+    assert answer(second) == "it stays for now: rank 2 was replaced, and stragglers are replaced one at a time"
     over = replace(status, replaced_stragglers=(replace(first.replaced_stragglers[0], until_seconds=0.0),))
     assert nodes(decided(replacing(0.96, 0.32, 0.32, status=over))) == ["n2", "n0"]
 
@@ -210,23 +210,26 @@ def test_a_place_that_is_slow_on_two_nodes_stays() -> None:
     moved = replace(status, replaced_stragglers=(replace(status.replaced_stragglers[0], node="n9", until_seconds=0.0),))
     again = decided(replacing(*SLOW, status=moved))
     assert nodes(again) == ["n9"]
-    assert answer(again) == "its place was slow on node n9 too: it is the program or its data, and it stays"
+    assert (
+        answer(again)
+        == "it stays, because its group rank was slow on node n9 too: the program or its data is the cause"
+    )
     told = next(c.message for c in again.conditions if c.type == "NoStragglers")
-    assert told.endswith("it is the program or its data, and it stays")
+    assert told.endswith("the program or its data is the cause")
 
 
 def test_the_last_restart_of_the_budget_is_for_failures() -> None:
     assert nodes(decided(replacing(*SLOW, failure_policy=FailurePolicy(max_restarts=2)))) == ["n2"]
     kept = decided(replacing(*SLOW, failure_policy=FailurePolicy(max_restarts=1)))
     assert (nodes(kept), kept.recent_restarts) == ([], ())
-    assert answer(kept) == "it stays for now: the last of maxRestarts (1) is kept for a failure"
+    assert answer(kept) == "it stays for now: the last of maxRestarts (1) is reserved for a failure"
 
 
 def test_who_does_more_than_its_peers_stays_where_it_is() -> None:
     """Rank 2 writes logs for two thirds of each step, and no other rank does."""
     status = decided(replacing(*SLOW, lines=((), (), ((88, 12, 32),))))
     assert (nodes(status), status.recent_restarts) == ([], ())
-    assert answer(status) == "on another node it would do the same, and it stays"
+    assert answer(status) == "it stays, because it would be as slow on another node"
     told = next(c.message for c in status.conditions if c.type == "NoStragglers")
     assert (
         "in line 88 of its training loop (line 12 of the function called there), where its peers were not observed"

@@ -372,7 +372,7 @@ def test_a_program_that_never_called_step_has_failed() -> None:
         seen = with_session(seen, index, step=0, step_at_seconds=None, finished=0, finished_steps=0)
     made = decided(seen)
     assert made.status.phase == "Failed"
-    assert "never called step" in made.status.message
+    assert "never called checkpointer.step()" in made.status.message
 
 
 def test_the_active_deadline_ends_the_job() -> None:

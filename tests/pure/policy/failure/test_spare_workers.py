@@ -116,14 +116,14 @@ def test_who_is_about_to_be_ready_again_is_preferred_for_a_moment() -> None:
     seen = with_session(claimed(with_spare()), 2, stopped=1)
     made = plan(seen)
     assert made.status.membership == seen.status.membership
-    assert "go before spares" in made.reason
+    assert "precede spares" in made.reason
     late = with_session(claimed(with_spare(), ago=STOPPING_SECONDS + 0.1), 2, stopped=1)
     assert [m.index for m in members(late)] == [0, 1, SPARE]
 
 
 def test_one_whose_line_broke_a_moment_ago_goes_before_a_spare() -> None:
     away = with_session(claimed(with_spare()), 2, connected=False, since_seconds=NOW - 0.1)
-    assert "go before spares" in plan(away).reason
+    assert "precede spares" in plan(away).reason
     gone = with_session(claimed(with_spare()), 2, connected=False, since_seconds=NOW - 0.3)
     assert [m.index for m in members(gone)] == [0, 1, SPARE]
 

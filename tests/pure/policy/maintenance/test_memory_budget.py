@@ -42,20 +42,20 @@ def condition(kept: MaintenancePlan) -> Condition | None:
         (
             [share("node-a", save_bytes=1000), share()],
             POLICY,
-            "node-b would hold 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; its memory tier has 8.59 GB: raise the"
+            "node-b would have to store 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; its memory tier has 8.59 GB: raise the"
             " memory tier's maxMemory to 14.4 GB or more, keep fewer checkpoints, use fewer replicas or train with more"
             " workers",
         ),
         (
             [share(others_bytes=2_000_000_000, ranks=1, save_bytes=3_000_000_000)],
             CheckpointPolicy(MemoryTierSpec(interval_steps=10, keep=1, replicas=1)),
-            "node-b would hold 3 checkpoints of 1 rank at 3.00 GB = 9.00 GB; its memory tier has 8.59 GB, of which other"
+            "node-b would have to store 3 checkpoints of 1 rank at 3.00 GB = 9.00 GB; its memory tier has 8.59 GB, of which other"
             " jobs use 2.00 GB: raise the memory tier's maxMemory to 11.0 GB or more or train with more workers",
         ),
         (
             [share(limit_bytes=None, job_limit_bytes=GIB)],
             POLICY,
-            "node-b would hold 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; sizeLimit allows 1.07 GB: raise"
+            "node-b would have to store 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; sizeLimit allows 1.07 GB: raise"
             " checkpoint.memory.sizeLimit to 14.4 GB or more, keep fewer checkpoints, use fewer replicas or train with"
             " more workers",
         ),
@@ -73,7 +73,9 @@ def test_what_fits_names_the_node_that_has_the_least_left() -> None:
         [share("node-a", limit_bytes=20 * GIB), share(limit_bytes=15_000_000_000)], POLICY, 2
     )
     assert (budget.fits_in_memory, budget.reason) == (True, "Fits")
-    assert budget.message == "node-b holds 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; it may use 15.0 GB"
+    assert (
+        budget.message == "node-b stores up to 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; it may use 15.0 GB"
+    )
 
 
 def test_the_last_byte_decides_and_a_holder_without_a_limit_has_room_for_anything() -> None:
@@ -89,7 +91,7 @@ def test_what_would_not_fit_in_the_smallest_world_is_told_ahead(limit: int, reas
     now = [share(f"node-{n}", ranks=2, save_bytes=2_400_000_000, limit_bytes=limit) for n in range(4)]
     budget = judge_by_tightest_node(now, POLICY, 2)
     assert (budget.fits_in_memory, budget.reason) == (True, reason)
-    told = "; with 2 workers a node would hold 14.4 GB, more than the 14.4 GB that one has"
+    told = "; with 2 workers a node would have to store 14.4 GB, more than the 14.4 GB that one has"
     assert budget.message.endswith(told) == (reason == "TooLargeAfterShrink")
     assert judge_by_tightest_node(now, POLICY, 4).reason == "Fits"
 
@@ -99,7 +101,7 @@ def test_a_server_has_its_part_of_its_nodes_memory_and_people_are_told_of_the_no
     budget = judge_by_tightest_node([replace(small, server=0, save_bytes=1000), small], POLICY, 1)
     assert (budget.fits_in_memory, budget.message) == (
         False,
-        "node-b (server 1) would hold 3 checkpoints of 2 ranks at 1.20 GB each = 7.20 GB; its part of the node's memory"
+        "node-b (server 1) would have to store 3 checkpoints of 2 ranks at 1.20 GB each = 7.20 GB; its part of the node's memory"
         " tier has 4.29 GB: raise the memory tier's maxMemory to 14.4 GB or more, keep fewer checkpoints, use fewer"
         " replicas or train with more workers",
     )
@@ -180,7 +182,7 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
     found = condition(kept)
     assert found is not None
     assert (found.status, found.reason) == ("False", "StagingMemoryTooSmall")
-    assert found.message == f"worker 1 on n1 saves nothing, training continues: {why}"
+    assert found.message == f"worker 1 on n1 makes no saves, training continues: {why}"
     assert len(kept.shares) == 3
     back = plan_maintenance(replace(with_session(seen, 1, no_staging_reason=""), status=kept.status))
     assert [e.reason for e in back.events] == ["CheckpointsFit"]

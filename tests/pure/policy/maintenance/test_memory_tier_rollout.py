@@ -50,7 +50,7 @@ def test_the_first_domain_goes_first_and_whole() -> None:
     pods = pod("a", domain="z1"), pod("b", domain="z1"), pod("c", domain="z2")
     decided = decide(*pods)
     assert (names(decided), decided.outdated) == (["a", "b"], 3)
-    assert "2 of 3 holders of an older revision, in z1" in decided.reason
+    assert "2 of 3 memory servers of an older revision, in z1" in decided.reason
 
 
 def test_nothing_goes_once_all_are_new() -> None:
@@ -61,23 +61,23 @@ def test_nothing_goes_once_all_are_new() -> None:
 @pytest.mark.parametrize(
     ("pods", "wanted", "jobs", "why"),
     [
-        ((pod("a"), pod("b")), 3, (job(),), "1 holders are still missing"),
-        ((pod("a"), pod("b", deleting=True)), 2, (job(),), "b is ending"),
+        ((pod("a"), pod("b")), 3, (job(),), "1 memory server pods are still missing"),
+        ((pod("a"), pod("b", deleting=True)), 2, (job(),), "b is terminating"),
         ((pod("a"), pod("b", "new", ready=False)), 2, (job(),), "b on node-b is not ready"),
-        ((pod("a"), pod("b")), 2, (job(safe=False),), "job ns/gpt cannot spare a holder: of a reason"),
-        ((pod("a"), pod("b")), 2, (job(nodes="a"),), "job ns/gpt has not read the holder on node-b yet"),
+        ((pod("a"), pod("b")), 2, (job(safe=False),), "job ns/gpt cannot lose a memory server: of a reason"),
+        ((pod("a"), pod("b")), 2, (job(nodes="a"),), "job ns/gpt has not read the memory server on node-b yet"),
         (
             (pod("a", servers=2), pod("b", servers=2)),
             2,
             (job(nodes="aab"),),
-            "job ns/gpt has not read every holder on node-b yet",
+            "job ns/gpt has not read every memory server on node-b yet",
         ),
         ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not reconciled for 16 s"),
         (
             (pod("a", node_ready=False), pod("b", "new")),
             2,
             (job(),),
-            "1 holders of an older revision are on nodes that",
+            "1 memory servers of an older revision are on nodes that",
         ),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"phase": "Complete"}, "it is over"),
+        ({"phase": "Complete"}, "it has ended"),
         ({"membership": None, "had_checkpoint": False, "last_complete": None}, "memory has nothing"),
         (
             {
@@ -226,7 +226,7 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
                 "last_uploaded": Checkpoint(1, 40),
                 "last_complete": Checkpoint(1, 40),
             },
-            "nowhere else",
+            "not in the persistent tier",
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
             {"membership": Membership(1, "Committed"), "had_checkpoint": True, "last_complete": Checkpoint(1, 40)},
             "in memory only",
         ),
-        ({"membership": Membership(2, "Claimed"), "had_checkpoint": True}, "its world is changing"),
+        ({"membership": Membership(2, "Claimed"), "had_checkpoint": True}, "its membership is changing"),
     ],
 )
 def test_who_could_lose_its_newest_checkpoint_is_not(change: dict[str, Any], why: str) -> None:

@@ -169,7 +169,7 @@ def test_a_drain_that_became_slow_is_followed_at_once() -> None:
     kept = plan_maintenance(later(timed(seen, flushes=5.0), plan_maintenance(seen), 1.0))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 64
-    assert "a save takes 5 s to arrive" in kept.status.memory_interval.reason
+    assert "a save takes 5 s to be flushed" in kept.status.memory_interval.reason
 
 
 def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> None:
@@ -295,12 +295,12 @@ def length(wish: IntervalRequest, inputs: IntervalInputs, level: int) -> float:
         (IntervalRequest(1, 10.0), IntervalInputs(0.1, None, None, DAY), 64, "at most every 10 s was requested"),
         (IntervalRequest(10, 10.0), IntervalInputs(0.1, 0.01, 0.2, DAY), 80, "at most every 10 s was requested"),
         (IntervalRequest(1, 10.0), IntervalInputs(30.0, 0.01, 0.2, DAY), 1, "at most every 10 s was requested"),
-        (IntervalRequest(1, 1.0), IntervalInputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s was requested, but a save takes 3 s to arrive"),
-        (IntervalRequest(1, 1.0, min_exponent=5), IntervalInputs(0.1, 0.01, 0.2, DAY), 32, "but the memory tier is not saved to more often"),
+        (IntervalRequest(1, 1.0), IntervalInputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s was requested, but a save takes 3 s to be flushed"),
+        (IntervalRequest(1, 1.0, min_exponent=5), IntervalInputs(0.1, 0.01, 0.2, DAY), 32, "but saves to the memory tier are not made more often"),
         # sqrt(2 * 0.02 s * 10 days) = 186 s
-        (IntervalRequest(1), IntervalInputs(1.0, 0.02, 0.5, 10 * DAY), 256, "every 3.1 min costs least, where a save costs 0.02 s"),
+        (IntervalRequest(1), IntervalInputs(1.0, 0.02, 0.5, 10 * DAY), 256, "every 3.1 min costs least, if a save costs 0.02 s"),
         (IntervalRequest(1), IntervalInputs(1.0, 0.0, 0.5, 10 * DAY), 1, "every 0 s costs least"),
-        (IntervalRequest(1), IntervalInputs(1.0, 0.0, 7.0, 10 * DAY), 16, "but a save takes 7 s to arrive, and the next waits for that"),
+        (IntervalRequest(1), IntervalInputs(1.0, 0.0, 7.0, 10 * DAY), 16, "but a save takes 7 s to be flushed, and the next must wait for it"),
     ],
 )  # fmt: skip
 def test_what_is_chosen_and_why(wish: IntervalRequest, inputs: IntervalInputs, steps: int, why: str) -> None:

@@ -61,7 +61,7 @@ def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is
     found = select_members(gather(fresh(3, 1)))
     assert found.members == ()
     assert found.waiting == (
-        "the worker on node n1 (CpuComputeError: the processor multiplies wrong) gets no rank, another one is waited for"
+        "the worker on node n1 (CpuComputeError: the processor multiplies wrong) gets no rank; waiting for a replacement"
     )
     assert found.until_seconds == BEGAN + TRIED_SECONDS
     assert chosen(fresh(3, 1, now=BEGAN + TRIED_SECONDS + 1)) == (0, 1, 2), "no job is kept from starting"
@@ -256,7 +256,7 @@ def test_a_half_started_job_gives_its_nodes_back_after_the_deadline_and_says_so(
     assert (deleted(made), created(made)) == (3, 0)
     assert made.status.scheduling.releases == 1
     assert next(e.message for e in made.events if e.reason == "WorkersReleased").startswith(
-        "2 of 3 workers held nodes for schedulingDeadlineSeconds (600 s), too few for any world"
+        "2 of 3 workers occupied nodes for schedulingDeadlineSeconds (600 s), too few to train"
     )
     assert why(made)[0] == "NodesReleased"
     assert why(made)[1] == made.status.message
@@ -442,7 +442,7 @@ def test_a_tied_world_that_lost_a_worker_waits_where_another_shrinks() -> None:
     made = decided(saving(claimed(running(), gone=2), OWN))
     assert members(made) is None
     assert made.reason.startswith(
-        "2 of 3 workers are ready, and no other number is possible: loader: each rank's own state"
+        "2 of 3 workers are ready, and no other number is possible: loader: each rank has its own state"
     )
     assert "ElasticLoader" in made.reason
     assert "scheduler" not in made.reason
@@ -525,7 +525,7 @@ def test_a_smaller_scale_that_was_asked_for_is_not_carried_out_into_a_refusal() 
     assert condition(made) is not None
     stuck = decided(saving(claimed(seen), OWN))
     assert stuck.reason.startswith(
-        "no world is possible: the job asks for 2 workers of 1 ranks. Ask for 3 ranks again."
+        "no allowed size fits: the job requests 2 workers of 1 ranks. Request 3 ranks again."
     )
 
 

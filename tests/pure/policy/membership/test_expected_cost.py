@@ -151,7 +151,7 @@ def test_a_world_grows_where_that_pays_before_the_next_incident() -> None:
     ]
     made = plan(growing(often))
     assert not made.actions
-    assert "would not win as much before the next incident" in made.reason
+    assert "would gain less than that before the next incident" in made.reason
     due = (
         NOW - 90 + 5 * 180
     )  # a third more pays for a minute in three; five incidents in so long are one each three minutes

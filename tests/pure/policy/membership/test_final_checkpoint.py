@@ -122,7 +122,7 @@ def test_a_job_that_restarted_behind_its_last_step_still_has_it_promoted(saved: 
     seen = restarted(saved)
     made = plan(seen)
     assert made.status.phase == "Starting"
-    assert "on its way to the persistent tier" in made.reason
+    assert "being uploaded to the persistent tier" in made.reason
     kept = plan_maintenance(replace(seen, status=made.status))
     assert kept.pinned == Checkpoint(1, 47)
     assert any(isinstance(e, UploadSaves) for e in kept.actions)
@@ -169,7 +169,7 @@ def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
     made = plan(seen)
     assert made.status.phase == "Running"
     assert "backoffLimit" in made.reason
-    assert "goes to the persistent tier first" in made.reason
+    assert "is uploaded to the persistent tier first" in made.reason
     assert plan_maintenance(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
     assert plan(persisted(seen, Checkpoint(1, 47))).status.phase == "Failed"
     assert plan(after(seen, 601)).status.phase == "Failed", "not for ever"
@@ -178,7 +178,7 @@ def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
 def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None:
     seen = replace(failed_at_the_end(), servers=running(step=47).servers)
     assert "reading the memory servers again" in plan(seen).reason
-    assert "goes to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
+    assert "is uploaded to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
 
 
 def test_a_job_that_fails_waits_for_holders_out_of_sight_that_may_have_what_was_just_saved() -> None:
@@ -377,7 +377,7 @@ def test_what_a_worker_saved_before_it_finished_says_nothing_of_its_last_save() 
     early = replace(seen, sessions=(replace(seen.sessions[0], final_saves_reported=False), *others))
     made = plan(early)
     assert made.status.phase == "Running"
-    assert "waiting for holders and workers to report" in made.reason
+    assert "waiting for memory servers and workers to report" in made.reason
     assert plan(after(early, SAVING_SECONDS)).status.phase == "Complete", "one that is gone says nothing any more"
     assert plan(replace(early, servers=finished(step=47, saved=47).servers)).reason.endswith("to the persistent tier")
 

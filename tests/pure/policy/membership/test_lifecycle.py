@@ -234,9 +234,7 @@ def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: ObservedP
 
 
 def test_a_job_whose_data_is_not_deleted_yet_does_not_say_that_it_is() -> None:
-    assert (
-        plan(deleted()).status.message == "the job was deleted; a pod is created that deletes s3://bucket/prefix/uid-1"
-    )
+    assert plan(deleted()).status.message == "the job was deleted; creating a pod that deletes s3://bucket/prefix/uid-1"
     waiting = replace(deleted(), purge_call=PurgeCallSeen(under_way=True))
     assert kinds(waiting, PurgePersistent, SetFinalizer) == []
     assert "is being created" in plan(waiting).status.message
@@ -296,7 +294,7 @@ def test_a_job_that_no_longer_wants_it_is_let_go_with_its_data_kept() -> None:
 
 
 # ---- endings ---------------------------------------------------------------------------------------------------------
-# Whatever ends a job, its newest complete checkpoint goes to the persistent tier first, while somebody is there to bring it.
+# Whatever ends a job, its newest complete checkpoint is uploaded to the persistent tier first, while somebody is there to bring it.
 
 NEWEST = Checkpoint(1, 40)
 """Complete in memory; the interval of the persistent tier is 100 steps, so nothing else asks for it."""
@@ -399,7 +397,7 @@ def uploading(seen: JobSnapshot) -> JobSnapshot:
         kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads))
         if made.uploads and any(isinstance(a, UploadSaves) for a in kept.actions):
             assert kept.pinned == NEWEST
-            assert "goes to the persistent tier first" in made.reason
+            assert "is uploaded to the persistent tier first" in made.reason
             assert made.wake_after_seconds is not None
             assert 1.0 < made.wake_after_seconds <= RESCUE_SECONDS
             return replace(seen, status=kept.status)
@@ -555,7 +553,7 @@ def test_the_step_of_a_suspension_is_uploaded_before_the_workers_go() -> None:
     seen = halting(floor=40)
     made = plan(seen)
     assert state(seen) == "Committed"
-    assert "goes to the persistent tier first" in made.reason
+    assert "is uploaded to the persistent tier first" in made.reason
     assert plan_maintenance(replace(seen, status=made.status)).pinned == GOAL
     assert state(halting(floor=44)) == "Claimed"
 

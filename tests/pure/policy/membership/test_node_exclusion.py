@@ -190,7 +190,7 @@ def test_a_rollback_goes_first_and_takes_nothing_from_its_budget() -> None:
     status = decided(seen)
     assert status.membership is not None
     assert (status.membership.generation, status.membership.state) == (2, "Claimed")
-    assert "going back" in status.membership.reason
+    assert "rolling back" in status.membership.reason
     assert [one.node for one in status.replaced_stragglers] == ["n2"]
     assert status.rollback is not None
 
@@ -202,7 +202,7 @@ def test_while_an_incident_is_open_nothing_is_begun() -> None:
     )
     status = decided(replace(seen, status=replace(seen.status, incidents=(open_one,))))
     assert status.replaced_stragglers == ()
-    assert status.stragglers[0].action == "it stays until the world runs"
+    assert status.stragglers[0].action == "it stays until the job trains"
 
 
 def test_right_after_a_restart_nobody_is_moved() -> None:
@@ -254,7 +254,7 @@ def test_a_node_with_all_failures_is_left_once_chance_would_hardly_choose_it() -
     assert left_leaving_nodes(failing(*on(*["n1"] * 4))) == []
     (found,) = left_leaving_nodes(failing(*on(*["n1"] * 5)))
     assert (found.name, found.until_seconds) == ("n1", NOW_LEAVING_NODES + 3600)
-    assert "6 of this job's 6 failures within 3600 s were there" in found.reason
+    assert "6 of this job's 6 failures within 3600 s were on this node" in found.reason
     assert "one of 3 nodes in 0.4% of jobs" in found.reason
     assert "would cost 53.8 s, and leaving it 9.0 s" in found.reason
     assert found.lost_time_ratio == 1.0  # six times nine seconds in fifty
@@ -307,7 +307,7 @@ def test_one_node_at_a_time() -> None:
 
 def test_a_world_becomes_no_smaller_for_failures_that_cost_less_than_its_workers() -> None:
     """After two minutes a node that others want left is left with fewer workers; this one only for more than a third."""
-    for share, reason in ((0.2, ""), (0.5, "leaves node n1")):
+    for share, reason in ((0.2, ""), (0.5, "is moved off node n1")):
         seen = running(least=1)
         bad = ExcludedNode("n1", "5 failures", NOW_LEAVING_NODES + 1000, share)
         seen = replace(seen, status=replace(seen.status, excluded_nodes=(bad,)), free_nodes=0)

@@ -75,7 +75,9 @@ def test_whoever_is_to_leave_the_world_is_asked_to_halt_and_nobody_is_lost(shape
     seen = NOTICES[notice](running(**SHAPES[shape]), 0)
     made = plan(seen)
     assert [a.phase for a in made.actions if isinstance(a, Barrier)] == ["proposed"]
-    assert made.reason.startswith("worker 0 is being deleted" if "told" not in notice else "worker 0 was told to end")
+    assert made.reason.startswith(
+        "worker 0 is being deleted" if "told" not in notice else "worker 0 was asked to terminate"
+    )
     assert made.status.membership == seen.status.membership
     assert made.status.incidents == ()
 
@@ -103,7 +105,7 @@ def test_of_a_thousand_that_leave_a_few_are_named() -> None:
     for index in range(30):
         seen = NOTICES["deleted"](seen, index)
     assert plan(seen).reason.startswith(
-        "; ".join(f"worker {n} is being deleted" for n in range(4)) + "; 26 more: proposing a hold at step"
+        "; ".join(f"worker {n} is being deleted" for n in range(4)) + "; 26 more: proposing a barrier at step"
     )
 
 
@@ -213,7 +215,7 @@ def test_a_job_without_a_world_says_what_it_waits_for_and_costs_nothing_meanwhil
     assert made.status.membership == there.status.membership
     assert made.reason == (
         "worker 1 is being deleted; training continues from step 40 once enough workers run: 2 workers are ready, too few for"
-        " any allowed world of 3; worker 1 has no node: 0/3 nodes"
+        " any allowed size up to 3 workers; worker 1 has no node: 0/3 nodes"
     )
     scheduled = next(c for c in made.status.conditions if c.type == "PodsScheduled")
     assert (scheduled.status, scheduled.message) == (
@@ -493,7 +495,7 @@ def test_where_no_node_stays_the_way_out_is_named() -> None:
     seen = running()
     for name in ("n1", "n2"):
         seen = with_node(seen, name, schedulable=False)
-    assert said(seen).endswith("; leave one that runs the job, or give it spec.checkpoint.persistent")
+    assert said(seen).endswith("; keep one node that runs the job, or set spec.checkpoint.persistent")
     stored = replace(seen, job=running(checkpoint=PERSISTENT).job)
     assert said(stored).endswith(", and is on its way to the persistent tier")
 
@@ -521,7 +523,7 @@ def test_what_cannot_be_seen_is_not_taken_for_safe() -> None:
     seen = running()
     for name in ("n0", "n1", "n2"):
         seen = with_holder(seen, name, state="Unreachable", read_generation=None, entries=())
-    assert said(seen) == "no holder says at present where the copies of step 40 of generation 1 are"
+    assert said(seen) == "no memory server reports at present where the copies of step 40 of generation 1 are"
 
 
 def test_a_round_that_is_long_past_decides_nothing() -> None:
@@ -564,7 +566,7 @@ def test_a_worker_is_made_beside_it_on_another_node() -> None:
 def test_the_world_moves_once_that_one_is_warm_and_loses_nothing() -> None:
     made = plan(beside(sick(), warm=True))
     assert [a.phase for a in made.actions if isinstance(a, Barrier)] == ["proposed"]
-    assert "worker 1 leaves node n1 (it has the label x=y)" in made.reason
+    assert "worker 1 is moved off node n1 (it has the label x=y)" in made.reason
 
 
 def claimed(seen: JobSnapshot) -> JobSnapshot:

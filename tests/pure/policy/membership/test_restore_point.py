@@ -239,7 +239,7 @@ def test_layouts_that_are_not_checked_yet_are_waited_for() -> None:
 
 def test_agents_that_must_still_stop_are_waited_for_and_strangers_are_not() -> None:
     seen = claimed(ago=2.0)
-    assert "on their way" in str(parent(with_session(seen, 1, warm=False)))
+    assert "others are starting" in str(parent(with_session(seen, 1, warm=False)))
     made = decided(with_session(claimed(ago=3.1), 1, warm=False))
     assert made.status.membership is not None
     assert made.status.membership.world_size == 2
@@ -304,7 +304,7 @@ def test_where_what_was_stored_last_is_gone_an_older_one_that_is_there_is_restor
     seen = replace(seen, persistent=PersistentListing(2, older, NOW - 5))
     noted = decided(seen)
     assert (noted.status.unreadable_checkpoints, noted.status.phase) == ((Checkpoint(1, 40),), "Recovering")
-    assert [event.reason for event in noted.events if "is in the persistent tier no more" in event.message] == [
+    assert [event.reason for event in noted.events if "is missing from the persistent tier" in event.message] == [
         "CheckpointUnreadable"
     ]
     made = decided(replace(seen, status=noted.status)).status
@@ -485,9 +485,9 @@ def test_the_wanted_checkpoint_is_the_first_epochs_parent_and_durable(step: Any,
 @pytest.mark.parametrize(
     ("step", "entries", "said"),
     [
-        (50, THERE, "no complete checkpoint of step 50 to begin from: complete are those of steps 60, 40, 20;"),
+        (50, THERE, "no complete checkpoint of step 50 to start from: complete checkpoints are at steps 60, 40, 20;"),
         (80, THERE, "no complete checkpoint of step 80"),
-        ("latest", (), "no checkpoint to begin from: none is complete there"),
+        ("latest", (), "no checkpoint to start from: none is complete there"),
         (40, older(*((1, s) for s in range(1, 30))), "steps 29, 28, 27, 26, 25, 24, 23, 22, …"),
     ],
 )
@@ -546,7 +546,7 @@ def test_a_checkpoint_of_its_own_goes_before_the_older_jobs() -> None:
 def test_total_loss_fails_the_job_or_begins_again_where_it_began() -> None:
     lost = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Fail")))
     assert lost.status.phase == "Failed"
-    assert "would begin again at step 60 of generation 3 of the source job" in lost.status.message
+    assert "would start over at step 60 of generation 3 of the source job" in lost.status.message
     restart = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Restart")))
     assert restart.status.membership is not None
     assert restart.status.membership.parent == Checkpoint(-3, 60)
@@ -573,7 +573,7 @@ def test_one_that_turns_out_to_be_unreadable_is_not_chosen_again(absent: bool) -
     assert decided(listed).status.initial_checkpoint == Checkpoint(-3, 40)
     spec = replace(listed.job.spec, checkpoint=policy(60))
     failed = decided(replace(listed, job=replace(listed.job, spec=spec)))
-    assert "apart from what could not be read (step 60 of generation 3 of the source job)" in failed.status.message
+    assert "apart from unreadable ones (step 60 of generation 3 of the source job)" in failed.status.message
 
 
 def test_the_origin_is_a_plain_parent_on_the_lineage() -> None:

@@ -59,7 +59,7 @@ def test_a_holder_that_went_a_moment_before_the_others_is_told_as_one_that_had_i
     seen = replace(seen, status=replace(seen.status, assigned_servers=rest))
     found = condition(decided(seen))
     assert found is not None
-    assert "it was on the holders of n0, n1, n2" in found.message
+    assert "it was on the memory servers of n0, n1, n2" in found.message
 
 
 @pytest.mark.parametrize("ago", [60.0, 7 * 86400.0])

@@ -147,7 +147,7 @@ def test_the_same_again_skips_further_and_ends() -> None:
     assert seen.status.rollback.consecutive == 2
     over = decided(broken(trained(seen, 36), since=36))
     assert over.phase == "Failed"
-    assert "2 rollbacks in a row led to no good checkpoint beyond it" in over.message
+    assert "2 rollbacks in a row led to no newer good checkpoint" in over.message
     assert "the last good checkpoint is that of step 30" in over.message
 
 
@@ -179,7 +179,7 @@ def test_a_newer_checkpoint_that_was_read_is_not_chosen_by_a_new_operator_either
 def test_the_policy_may_stop_or_warn() -> None:
     stopped = decided(broken(watched(on_non_finite="Stop")))
     assert stopped.phase == "Failed"
-    assert "healthPolicy.numerics says that this stops the job" in stopped.message
+    assert "healthPolicy.numerics stops the job for this" in stopped.message
     warned = decided(broken(watched(on_non_finite="Warn")))
     assert warned.phase == "Running"
     assert warned.rollback is None
@@ -210,7 +210,7 @@ def test_a_person_goes_back_to_a_step_that_is_there_and_hears_where_it_is_not() 
     assert plan(replace(again, sessions=claimed(asked).sessions)).status.membership == committed.membership
     lacking = plan(replace(seen, job=replace(seen.job, rollback="1/25")))
     assert [e.message for e in lacking.events if e.reason == "RollbackRejected"] == [
-        "step 25 cannot be gone back to, as no checkpoint of it is complete: complete are those of steps 30, 40"
+        "cannot roll back to step 25, because no checkpoint of it is complete: complete checkpoints are at steps 30, 40"
     ]
     odd = plan(replace(seen, job=replace(seen.job, rollback="back")))
     assert any("EPOCH/STEP" in e.message for e in odd.events)
@@ -237,7 +237,7 @@ def test_where_what_it_goes_back_to_is_lost_the_nearest_behind_it_is_taken() -> 
     assert made.status.rollback is not None
     assert (made.status.rollback.to_step, made.status.rollback.target_known_good) == (40, False)
     assert [e.message for e in made.events if e.reason == "RolledBack"] == [
-        "no checkpoint up to step 30 is left: going back to step 40, which is not known to be good"
+        "no checkpoint up to step 30 is left: rolling back to step 40, which is not known to be good"
     ]
     after = decided(replace(lost, status=made.status))
     assert after.membership is not None
@@ -251,7 +251,7 @@ def test_what_is_as_odd_as_what_it_leaves_is_not_taken() -> None:
     made = plan(lost)
     check_plan(made, lost)
     assert made.status.membership == lost.status.membership
-    assert "every copy of every checkpoint up to step 30, to which a rollback goes back, is lost" in made.reason
+    assert "every copy of every checkpoint up to step 30, the target of a rollback, is lost" in made.reason
 
 
 def test_what_an_epoch_restored_is_left_before_it_ends_with_it() -> None:
@@ -281,10 +281,10 @@ def test_what_is_being_dropped_becomes_no_good_one() -> None:
     """An index that was read before the drop still shows it, and an older good one would go for it."""
     seen = watched(good=None, good_after_steps=12)
     going = {GOOD: seen.now_seconds + 1.0}
-    assert plan_maintenance(seen, going=going).status.last_good is None
+    assert plan_maintenance(seen, pending_deletions=going).status.last_good is None
     late = replace(seen, now_seconds=seen.now_seconds + 1.0)
-    assert plan_maintenance(late, going=going).status.last_good == GOOD, "the drop is void by then"
-    assert plan_maintenance(late, going=going).pending_deletions == {}
+    assert plan_maintenance(late, pending_deletions=going).status.last_good == GOOD, "the drop is void by then"
+    assert plan_maintenance(late, pending_deletions=going).pending_deletions == {}
 
 
 def listed(seen: JobSnapshot, *steps: int) -> JobSnapshot:

@@ -172,7 +172,7 @@ def test_a_suspended_job_gives_its_group_back_with_its_last_worker() -> None:
 def test_a_policy_that_is_taken_away_takes_its_group_along() -> None:
     without = begun(ObservedPodGroups((group(),)), scheduling_policy=None)
     assert [str(a) for a in of_groups(plan(without))] == [
-        "remove the pod group for Coscheduling: schedulingPolicy does not ask for it any more"
+        "remove the pod group for Coscheduling: schedulingPolicy no longer requires it"
     ]
 
 
@@ -215,7 +215,7 @@ def test_a_call_is_made_once_at_a_time_and_again_after_its_backoff(call: Pending
     made = plan(seen)
     assert bool(of_groups(made)) == asked
     if call.rejection:
-        assert "which was refused: denied" in scheduled(made)[2]
+        assert "which was rejected: denied" in scheduled(made)[2]
         assert made.wake_after_seconds is not None
     if call.until_seconds > NOW:
         assert made.wake_after_seconds is not None
@@ -354,7 +354,7 @@ def test_a_pod_that_can_never_be_made_fails_a_job_that_has_no_other_with_the_ser
     never = "the API server refused to POST pods: 422 Invalid: spec.containers[0].image: Required value"
     made = plan(beginning(PendingCreate(0, 1, False, never, permanent=True)))
     assert made.status.phase == "Failed"
-    assert made.status.message == f"worker 0 can never be made as the job asks for it: {never}"
+    assert made.status.message == f"worker 0 can never be created from this pod template: {never}"
 
 
 def test_a_quota_fails_nobody_however_long_it_lasts() -> None:
@@ -400,7 +400,7 @@ def test_a_member_that_was_asked_to_be_deleted_is_left_in_order() -> None:
     full = running()
     made = plan(replace(full, deletions=frozenset({full.workers[2].uid})))
     assert "worker 2 was asked to be deleted" in made.reason
-    assert "hold" in made.reason
+    assert "barrier" in made.reason
 
 
 # ---- round growth ----------------------------------------------------------------------------------------------------
