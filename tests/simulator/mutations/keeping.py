@@ -61,7 +61,7 @@ def _unpinned(facts: Any, full: Any, floor: Any, pinned: Checkpoint | None) -> r
 def _of_the_best(checkpoint: Checkpoint, reading: Any, domains: Any) -> int:
     """As many copies as the rank that has most of them."""
     count: dict[int, set[str]] = {}
-    for holder, manifests in reading.holders.items():
+    for holder, manifests in reading.servers.items():
         for m in manifests:
             if m.save.checkpoint == checkpoint:
                 count.setdefault(m.save.rank, set()).add(domains[holder])
@@ -87,13 +87,13 @@ def _during_a_claim(seen: JobSnapshot, pinned: Checkpoint | None, going: Going) 
 
 def _hasty_floor(facts: Any) -> Checkpoint | None:
     """A checkpoint counts as complete in the persistent tier once any rank's save is there."""
-    return completeness.newest_checkpoint(facts.seen.promoted) or facts.status.lastUploaded
+    return completeness.newest_checkpoint(facts.promoted) or facts.status.last_uploaded
 
 
 def _steps_of_its_own(facts: Any) -> Checkpoint | None:
     """What a program ended with counts only where its last epoch made it."""
     found = _final(facts)
-    return found if found is not None and found.generation == facts.world.epoch else None
+    return found if found is not None and found.generation == facts.membership.generation else None
 
 
 _final = final_checkpoint.final_checkpoint
@@ -116,7 +116,7 @@ KEEPING = (
     Mutation("a save that may still come is not awaited", patches=((ClosedSteps, "is_missing", _missed_already),), settings=REFUSING),
     Mutation("a save that was handed over counts as missing", patches=((ClosedSteps, "is_missing", _missed_lately),), settings=REFUSING),
     Mutation("the pinned checkpoint is not spared in memory", patches=((upkeep, "retention_inputs", _unpinned),), settings=PROMOTING),
-    Mutation("drops go on while a holder is being sealed", patches=((upkeep, "_fences", constant(())),),
+    Mutation("drops go on while a holder is being sealed", patches=((upkeep, "_plan_fences", constant(())),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
     Mutation("house is kept while an epoch is claimed", decisions=Decisions(maintain=_during_a_claim),
              patches=((Dropping, "_due", constant(True)),)),

@@ -115,12 +115,12 @@ RESTORE = (
     Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
     Mutation("a silent named holder is forgotten at once",
-             patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
+             patches=((upkeep, "_is_removed", lambda end, known, sealed, nodes: end.instance not in sealed),), settings=PARTED),
     Mutation("a server that answers stands for a silent one of its node",
              patches=((memory_server_liveness, "_without_restarted", _another_of_its_node),), settings=SERVED),
     Mutation("a silent server is forgotten once another one of its node answers",
-             patches=((upkeep, "_forgotten", lambda end, known, sealed, servers: end.holder not in sealed
-                       and end.holder.node in {one.node for one in sealed}),), settings=SERVED),
+             patches=((upkeep, "_is_removed", lambda end, known, sealed, servers: end.instance not in sealed
+                       and end.instance.node in {one.node for one in sealed}),), settings=SERVED),
     Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0, replicas=1,
                               kinds=("operator loses a holder for long", "trainer dies", "holder restarts"))),

@@ -35,7 +35,7 @@ from surefoot_operator.policy.membership import workers
 from surefoot_operator.policy.planning import plan
 
 _replied, _advance, _assigned = barrier.apply_reply, agent_life.next_state, agent_life._assigned
-_bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._member_index
+_bound, _unsaid, _place = planned._complete_barrier, desired_messages.outbox_diff, desired_messages._member_index
 _rank_answered, _claim, _start = agent_life._apply_barrier_reply, agent_life._claim, agent_life._start
 
 
@@ -93,7 +93,7 @@ def _every_worker(places: Any, session: Any) -> int | None:
 
 def _all_program(facts: Any, loss: Any, last_step: int) -> Any:
     """What a node did counts as what the program did."""
-    return _allowance(facts, replace(loss, application=True), last_step)
+    return _allowance(facts, replace(loss, caused_by_program=True), last_step)
 
 
 def _row_of_all(facts: Any, last_step: int) -> bool:
@@ -119,7 +119,7 @@ TALK = (
     Mutation("a hold binds after one acceptance", patches=((barrier, "apply_reply", _one_will_do),), settings=LEFT),
     Mutation("an agent accepts a halt once one of its ranks has",
              patches=((agent_life, "_apply_barrier_reply", _one_rank_will_do),), settings=PAIRS),
-    Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),
+    Mutation("a world is claimed before its halt is reached", patches=((planned, "_complete_barrier", _at_once),), settings=LEFT),
     Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=FORMER),
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
@@ -129,7 +129,7 @@ TALK = (
     Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
     Mutation("what a node did counts as what the program did", patches=((plan, "decide_restart", _all_program),),
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
-    Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),
+    Mutation("steps that were made do not end a row of restarts", patches=((budget, "_has_new_steps", _row_of_all),),
              settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
     Mutation("steps that others tell of are no sign of life", patches=((failures, "progressing_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",

@@ -59,7 +59,7 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
 
 
 def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
-    """Whether a member on a silent node is alive: a step was made since its last message, and a step takes all ranks."""
+    """Whether a step was made since the last message from this node: a step takes all ranks, so the node lives."""
     membership, last_message_seconds = facts.status.membership, facts.last_message_seconds.get(name)
     if (
         membership is None
@@ -107,7 +107,7 @@ def _excluded_nodes(facts: JobFacts) -> Mapping[str, str]:
 
 @cached_per_snapshot
 def costly_nodes(facts: NodeFacts) -> Mapping[str, float]:
-    """Returns nodes excluded only for their cost (failures or slowness), each with the share of time it costs (0 to 1)."""
+    """Returns nodes excluded only for their cost, each with the share of time that it costs (0 to 1)."""
     excluded = facts.status.excluded_nodes
     if not slow_nodes(facts.status, facts.now) and all(node.lost_time_ratio is None for node in excluded):
         return {}

@@ -608,13 +608,13 @@ def saving_steps(facts: JobFacts) -> int:
 
 
 def fenced_servers(facts: TierFacts, generation: int) -> tuple[ObservedMemoryServer, ...]:
-    """Lists memory servers that are fenced at `generation` or later and were read since, by the operator or via an agent."""
+    """Lists memory servers fenced at `generation` or later and read since, directly or via an agent."""
     return fenced_at(facts.holder_list, generation)
 
 
 @cached_per_snapshot
 def reading_at(facts: TierFacts, generation: int) -> TierReading:
-    """Returns the readings of all tiers for a generation; servers that were not read are left out, not taken as empty."""
+    """Returns the readings of all tiers for a generation; servers that were not read are left out."""
     persistent = facts.persistent
     persistent_entries = persistent.entries if persistent.read_generation == generation else None
     memory = memory_reading(facts, generation)

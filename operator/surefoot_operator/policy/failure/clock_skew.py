@@ -75,6 +75,7 @@ def _clamp_incident(incident: Incident, now: float) -> Incident:
 
 
 def _clamp_interval(interval: SaveInterval | None, now: float) -> SaveInterval | None:
+    """Returns the save interval with its times set to `now` at the latest."""
     if interval is None:
         return None
     since_seconds, measured_seconds = min(interval.since_seconds, now), min(interval.measured_seconds, now)

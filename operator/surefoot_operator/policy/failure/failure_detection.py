@@ -167,6 +167,7 @@ def container_killed(failure: Failure, worker: ObservedWorker | None) -> Failure
 
 
 def _has_pod_limit(facts: JobFacts) -> bool:
+    """Whether the pod template limits the memory of the whole pod."""
     limits = facts.spec.template.raw.get("spec", {}).get("resources", {}).get("limits", {})
     return "memory" in limits
 
@@ -334,6 +335,7 @@ def _build_hang_failure(facts: WorldFacts, at_seconds: float, evidence: str | No
 
 
 def _find_outlier(facts: WorldFacts) -> OutlierRank | None:
+    """Returns the rank that differs in stack or collective; None: the evidence is incomplete or names none."""
     reports = _collect_hang_evidence(facts)
     return None if reports is None else find_hang_outlier(reports)
 
@@ -349,6 +351,7 @@ def _collect_hang_evidence(facts: WorldFacts) -> tuple[HangEvidence, ...] | None
 
 
 def _unfinished_sessions(facts: WorldFacts) -> list[ObservedSession]:
+    """Lists the members' sessions whose trainers have not finished the present generation."""
     generation = facts.membership.generation
     return [
         s for _, s in member_sessions(facts) if s is not None and (s.finished is None or s.generation != generation)
@@ -368,6 +371,7 @@ def _rearmost_session(facts: WorldFacts) -> ObservedSession | None:
 
 
 def _describe_steps(facts: WorldFacts, rearmost: ObservedSession | None) -> str:
+    """Describes which ranks are at which step, and which exited with code 0."""
     running = _unfinished_sessions(facts)
     lowest_step = min((s.progress.step for s in running), default=0)
     sessions_at_lowest_step = [s for s in running if s.progress.step == lowest_step]
@@ -400,6 +404,7 @@ def _rank_of_rearmost(facts: JobFacts, session: ObservedSession) -> int | None:
 
 
 def _identified_rank(session: ObservedSession) -> int | None:
+    """Returns the rank that this worker's agent reported as hanging; None: it reported none."""
     exit_report = session.exit
     return (
         exit_report.rank
@@ -521,6 +526,7 @@ def _judge_member(
 def _failure_by_platform(
     facts: WorldNodeFacts, member: Member, worker: ObservedWorker | None, session: ObservedSession | None
 ) -> Failure | None:
+    """Returns the failure that the platform's status of the pod or node proves; None: it proves none."""
     first_sign_seconds = session.since_seconds if session is not None and not session.connected else facts.now
     node_is_lost = node_lost(facts, member.node)
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
@@ -548,6 +554,7 @@ def _failure_by_platform(
 
 
 def _judge_never_connected(facts: WorldNodeFacts, member: Member) -> Failure | Recheck | None:
+    """Judges a member that has never connected to this leader."""
     worker = facts.workers.get(worker_id(member))
     if worker is not None and worker.phase == "Succeeded":
         return None
@@ -564,6 +571,7 @@ def _judge_never_connected(facts: WorldNodeFacts, member: Member) -> Failure | R
 
 
 def _trainer_failure(facts: WorldNodeFacts, session: ObservedSession, member: Member) -> Failure | None:
+    """Builds the failure of a trainer that exited, with the blame on the node if that is evident."""
     exit_report = session.exit
     if exit_report is None:
         return None
@@ -584,6 +592,7 @@ def _trainer_failure(facts: WorldNodeFacts, session: ObservedSession, member: Me
 
 
 def _unreadable_failure(facts: JobFacts, session: ObservedSession, member: Member) -> Failure | None:
+    """Builds the failure of a restore that found a checkpoint missing or damaged."""
     if session.unreadable_report is None:
         return None
     checkpoint, is_missing, detail = session.unreadable_report
@@ -643,6 +652,7 @@ def _is_step_confirmed_missing(facts: WorldFacts, overdue_seconds: float) -> boo
 
 
 def _judge_silence(facts: WorldFacts, session: ObservedSession, member: Member) -> Failure | Recheck | None:
+    """Judges a member whose connection is open but whose heartbeats stopped: lost, or when to recheck."""
     silence_deadline = session.last_message_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
     if facts.now <= silence_deadline:
         return Recheck(silence_deadline)

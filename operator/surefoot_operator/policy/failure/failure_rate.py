@@ -86,7 +86,7 @@ def _incident_rate(incidents: int, observed_seconds: float, workers: int) -> flo
 
 
 def _lost_memory(incident: Incident) -> bool:
-    """Whether the incident lost every copy in memory: it was restored from the persistent tier, or lost all its steps."""
+    """Whether the incident lost every copy in memory: it needed the persistent tier, or lost all steps."""
     if incident.restored_from in ("persistent", "mixed"):
         return True
     return incident.restored_step == 0 and incident.last_step > 0 and incident.first_step_seconds is not None

@@ -63,7 +63,7 @@ def unsound_loss(facts: WorldFacts) -> LossAnomaly | None:
 
 @cached_per_snapshot
 def sound_steps(facts: WorldFacts) -> LossHistory | None:
-    """Summarises the generation's loss history, from which checkpoints become known good; None without a numerics policy."""
+    """Summarises the generation's loss history; None without a numerics policy."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
         return None
@@ -77,6 +77,7 @@ def sound_steps(facts: WorldFacts) -> LossHistory | None:
 
 
 def _sessions_of_generation(facts: WorldFacts) -> list[ObservedSession]:
+    """Lists the members' sessions that report on the present generation."""
     generation = facts.membership.generation
     return [s for _, s in member_sessions(facts) if s is not None and s.generation == generation]
 
@@ -90,5 +91,6 @@ def _first_anomalous_step(sessions: list[ObservedSession]) -> int:
 
 
 def _describe_anomaly(sessions: list[ObservedSession]) -> str:
+    """Describes the anomaly of the first of these sessions, and on which workers it was seen."""
     earliest, workers = sessions[0], join_names(sorted(s.index for s in sessions))
     return f"{earliest.progress.anomaly_text} (worker{'s' if len(sessions) > 1 else ''} {workers}, since step {_first_anomalous_step(sessions)})"

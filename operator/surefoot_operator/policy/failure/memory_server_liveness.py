@@ -90,6 +90,7 @@ def awaited_servers(facts: TierFacts, worth_seconds: float) -> list[MemoryServer
 
 
 def _without_restarted(facts: TierFacts, unreachable: list[MemoryServerEndpoint]) -> list[MemoryServerEndpoint]:
+    """Leaves out servers in whose place another instance answers: their memory is gone."""
     if not unreachable:
         return []
     ready_instances = {h.endpoint.server_id: h.endpoint.instance for h in facts.holder_list if h.state == "Ready"}
@@ -122,13 +123,14 @@ def why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float
 
 
 def _is_node_healthy(facts: NodeFacts, name: str) -> bool:
+    """Whether an agent on the node is responsive, or the platform reports the node healthy."""
     node = facts.nodes.get(name)
     return bool(facts.connected_nodes.get(name)) or (node is not None and node.ready and not node.unconfirmed_failure)
 
 
 @cached_per_snapshot
 def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
-    """Returns the unreachable memory servers that are probably alive, if they are more than half of all; else an empty set.
+    """Returns the unreachable servers that are probably alive if they are a majority; else an empty set.
 
     Such a server rejects the operator, or a responsive agent runs on its node. Most of them at once points to the operator's own
     network or credentials. Cached: it reads every server, and is called for each.
@@ -141,11 +143,14 @@ def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
     nodes_with_agents = {
         s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)
     }
-    probably_alive = frozenset(e for e in unreachable if e.instance.node in nodes_with_agents or _is_refusing(facts, e))
+    probably_alive = frozenset(
+        e for e in unreachable if e.instance.node in nodes_with_agents or _rejects_operator(facts, e)
+    )
     return probably_alive if len(probably_alive) > half_of_servers else frozenset()
 
 
-def _is_refusing(facts: TierFacts, endpoint: MemoryServerEndpoint) -> bool:
+def _rejects_operator(facts: TierFacts, endpoint: MemoryServerEndpoint) -> bool:
+    """Whether this server answers but rejects the operator's password or certificate."""
     server = facts.servers.get(endpoint.instance)
     return server is not None and server.rejects_operator
 

@@ -138,7 +138,7 @@ def append_restart(restarts: tuple[Restart, ...], restart: Restart) -> tuple[Res
 
 
 def _find_matching_rule(rules: tuple[FailureRule, ...], failure: Failure) -> FailureRule | None:
-    """Returns the first failure rule that applies. A failure without an exit code (a hang, a lost node) matches none."""
+    """Returns the first rule that applies. A failure without an exit code (a hang, a lost node) has none."""
     if not failure.caused_by_program or failure.exit_code is None:
         return None
     for rule in rules:
@@ -155,6 +155,7 @@ def _has_new_steps(facts: JobFacts, last_step: int) -> bool:
 
 
 def _describe_exhausted_budget(facts: JobFacts, is_counted: bool) -> str | None:
+    """Returns which restart budget is used up; None: none is."""
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
     if is_counted and facts.status.restarts_counted >= limit:
         return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
@@ -166,5 +167,6 @@ def _describe_exhausted_budget(facts: JobFacts, is_counted: bool) -> str | None:
 
 
 def _count_recent_restarts(facts: JobFacts) -> int:
+    """Counts the restarts within the window of `maxRestarts`."""
     window_start_seconds = facts.now - facts.spec.failure_policy.eval_period_seconds
     return sum(r.count for r in facts.status.recent_restarts if r.time_seconds >= window_start_seconds)

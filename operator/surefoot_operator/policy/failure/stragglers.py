@@ -164,6 +164,7 @@ def _far_above_peers(peers: Sequence[RankActivity], deviations: float) -> list[S
 
 
 def _peer_baseline(peers: Sequence[RankActivity]) -> _PeerBaseline:
+    """Computes the usual share of the peers, and how far a further peer's may differ from it."""
     share = statistics.median(activity.share for activity in peers)
     spread = _DEVIATIONS_PER_MAD * statistics.median(abs(activity.share - share) for activity in peers)
     observations = statistics.median(activity.observations for activity in peers)
@@ -277,6 +278,7 @@ def group_rank_of(membership: Membership, rank: int) -> int:
 def _is_still_outlier(
     reported: Straggler, stragglers_by_rank: dict[int, Straggler], windows: Sequence[Sequence[RankActivity]]
 ) -> bool:
+    """Whether a reported straggler is an outlier in all windows together, or at least in one."""
     if reported.rank in stragglers_by_rank:
         return True
     return any(
@@ -305,6 +307,7 @@ def _with_old_numbers(reported: Straggler, current: Straggler | None) -> Straggl
 def _build_straggler(
     membership: Membership, slow: SlowRank, step_seconds: float, since_step: int, now_seconds: float
 ) -> Straggler:
+    """Builds the status entry of a slow rank."""
     member = membership.members[group_rank_of(membership, slow.rank)]
     wait_seconds = (slow.share - slow.usual_share) * step_seconds
     return Straggler(

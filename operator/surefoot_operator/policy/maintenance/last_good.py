@@ -81,7 +81,7 @@ def kept_in_memory_for_rollback(
 
 
 def _gc_owner_drops_nothing(facts: WorldFacts) -> bool:
-    """Whether the first member's agent, the GC owner, certainly drops nothing: it does only while no operator is connected.
+    """Whether the GC owner, the first member's agent, drops nothing, because it is connected.
 
     It knows later steps than this operator, so its last good checkpoint may be another one. Each would then drop the checkpoint
     that the other keeps.

@@ -98,7 +98,7 @@ def unrecoverable_checkpoints(
 
 
 def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
-    """Returns the members' sessions that report on the committed generation; a report about saves never becomes outdated."""
+    """Returns the members' sessions that report on the committed generation, however old the report."""
     generation = facts.membership.generation
     return [
         session for _, session in member_sessions(facts) if session is not None and session.generation == generation
@@ -237,7 +237,7 @@ def plan_maintenance(
 
 
 def _plan_upload_only(facts: Facts, pinned: Checkpoint | None) -> MaintenancePlan:
-    """Plans uploads of a claimed generation that waits or never starts: nothing is dropped, the newest checkpoint is uploaded."""
+    """Plans only the upload of the newest checkpoint, for a claimed generation that may never start."""
     uploads = upload_plan.plan_uploads(facts, [], pinned)
     status = replace(
         facts.status,
@@ -273,7 +273,7 @@ def _newest_copies(memory: _MemoryReading) -> int:
 
 
 def _status_with_servers(facts: WorldTierFacts, memory: _MemoryReading) -> JobStatus:
-    """Returns the status with the facts that must survive this operator: the servers that agents know, and the checkpoints.
+    """Returns the status with the servers that agents know and the newest checkpoints.
 
     A server is assigned once it is fenced and read. It is removed once it is known to be gone, or another instance runs in its
     place; an unreachable server stays, because agents may still write to it.

@@ -179,7 +179,7 @@ def plan_rollout(
 
 
 def ready_servers(pods: Sequence[MemoryServerPod]) -> str:
-    """Returns a digest of the ready memory servers, by which two operator replicas see whether they judge the same ones."""
+    """Returns a digest of the ready memory servers, for comparison between two operator replicas."""
     ready = sorted(f"{pod.node}/{pod.uid}" for pod in pods if pod.ready and pod.node_ready)
     return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
 

@@ -114,13 +114,13 @@ def plan_uploads(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint |
 def _choose_checkpoint(
     due_checkpoints: list[Checkpoint], pinned: Checkpoint | None, failing: set[Checkpoint]
 ) -> Checkpoint:
-    """Returns the pinned checkpoint until it is uploaded or keeps failing; else the newest that does not keep failing."""
+    """Returns the pinned checkpoint, unless it keeps failing; else the newest that does not."""
     promising = [c for c in due_checkpoints if c not in failing] or due_checkpoints
     return pinned if pinned is not None and pinned in promising else promising[-1]
 
 
 def _repeatedly_failing(facts: TierFacts) -> set[Checkpoint]:
-    """Returns checkpoints with a save that failed too often: all its copies may be damaged, and newer ones must not wait."""
+    """Returns checkpoints with a save whose upload failed too often; newer ones must not wait for them."""
     return {save.checkpoint for save, count in facts.stumbled.items() if count >= MAX_FAILED_UPLOADS}
 
 
@@ -140,7 +140,7 @@ def interval_of(facts: JobFacts) -> int:
 def persistent_drops(
     facts: WorldTierFacts, last_uploaded: Checkpoint | None, pinned: Checkpoint | None
 ) -> tuple[MaintenanceAction, ...]:
-    """Deletes checkpoints that retention does not keep, by a listing that has the last uploaded one; else requests a listing."""
+    """Deletes checkpoints that retention does not keep, or first requests a sufficient listing."""
     spec = facts.spec.checkpoint.persistent
     if spec is None or last_uploaded is None:
         return ()
@@ -194,7 +194,7 @@ def _kept_by_age_or_milestone(
 
 
 def listing_due(facts: TierFacts) -> float | None:
-    """Returns when to list again because the last uploaded checkpoint is not in the listing (Unix time); None: not needed."""
+    """Returns when to list again for the last uploaded checkpoint (Unix time); None: it is listed."""
     persistent, last_uploaded = facts.persistent, facts.status.last_uploaded
     if facts.spec.checkpoint.persistent is None or last_uploaded is None:
         return None

@@ -146,7 +146,7 @@ def release_message(scheduling: Scheduling) -> str:
 
 
 def pause_seconds(uid: str, releases: int, deadline: float) -> float:
-    """Returns the backoff after a release, different for each job: of two jobs that release at once, one finds the nodes free."""
+    """Returns the backoff after a release, different for each job, so that one finds the nodes free."""
     # Derived from the job's uid, so that every leader computes the same backoff.
     jitter = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
     return Backoff(deadline * _FIRST_BACKOFF_SHARE, deadline).seconds(releases, jitter)
@@ -225,6 +225,7 @@ def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:
 
 
 def _find_constraint(manifests: Iterable[RankManifest]) -> WorldSizeConstraint | None:
+    """Returns the world size that these manifests of one checkpoint require; None: any size will do."""
     manifests_by_rank = {m.save.rank: m for m in manifests}
     objects = tied_objects(manifests_by_rank.values())
     if not objects:
@@ -239,6 +240,7 @@ def _find_constraint(manifests: Iterable[RankManifest]) -> WorldSizeConstraint |
 
 
 def _read_manifests(facts: TierFacts) -> Iterator[RankManifest]:
+    """Iterates over all manifests of this job read for the present generation."""
     reading = reading_at(facts, facts.membership.generation)
     return chain(*reading.servers.values(), reading.persistent or ())
 
@@ -404,7 +406,7 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
 
 
 def _is_on_unhealthy_node(facts: WorldNodeFacts, session: ObservedSession) -> bool:
-    """Whether a worker without a rank is on a node that its own agent found unhealthy; the confirmation delay is not awaited."""
+    """Whether a worker without a rank is on an unhealthy node; the confirmation delay is not awaited."""
     return worker_id(session) not in facts.members and session.node in unhealthy_nodes(facts)
 
 
@@ -445,7 +447,7 @@ def _startable_size(facts: JobFacts, sessions: list[ObservedSession], required_s
 def _select_ready(
     facts: WorldNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession], count: int
 ) -> Selection:
-    """Selects `count` members: former ones first, because a spare is no better, unless a former one failed twice on its node."""
+    """Selects `count` members: former ones first, unless they failed repeatedly on their node."""
     suspect = suspect_nodes(facts)
     by_preference = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
     ready, unselected = by_preference[:count], by_preference[count:]
@@ -529,7 +531,7 @@ def _wait_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], ready: 
 
 
 def _estimate_wait(facts: WorldNodeFacts, ready: int, required_size: int | None) -> CostDecision:
-    """Estimates the cost of waiting for more workers, unless the job sets the wait by `faultyScaleDownTimeoutSeconds`."""
+    """Estimates the cost of waiting for more workers, unless the job itself sets the wait."""
     policy = facts.spec.elastic_policy
     if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.membership.members:
         return NOT_MEASURED
@@ -537,7 +539,7 @@ def _estimate_wait(facts: WorldNodeFacts, ready: int, required_size: int | None)
 
 
 def _return_deadline(facts: WorldNodeFacts, worker_key: WorkerId, incarnation: str) -> float:
-    """Returns until when to wait for a former member that is reconnecting or has not connected to a new leader; 0: not."""
+    """Returns until when to wait for a former member's agent to reconnect; 0: not at all."""
     worker, session = facts.workers.get(worker_key), facts.sessions.get(worker_key)
     if (
         worker is None
@@ -565,7 +567,7 @@ def _claimed_here(facts: JobFacts) -> bool:
 
 
 def _arrival_deadline(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
-    """Returns until when to wait for required workers that have not joined: those with a node, and those that may get one."""
+    """Returns until when to wait for required workers that have a node or may get one, but have not joined."""
     deadline = 0.0
     ready_indexes = {worker_key.index for worker_key in ready}
     live_workers: dict[int, list[ObservedWorker]] = defaultdict(list)
@@ -585,7 +587,7 @@ def _arrival_deadline(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
 
 
 def _read_protection(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
-    """Returns whether the job had a checkpoint, and its newest uploaded one on the new lineage, as this claim read them."""
+    """Returns whether the job had a checkpoint, and the newest uploaded one on the new lineage."""
     status, generation = facts.status, facts.membership.generation
     reading, unreadable, covers = reading_at(facts, generation), unreadable_checkpoints(facts), facts.covers
     domains = domains_of(facts)

@@ -128,7 +128,7 @@ def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failur
 def upload_before_failing(
     facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None
 ) -> FinalCheckpointPending | None:
-    """Uploads the newest checkpoint of a job that is about to end; None: nothing to upload, or no agent left to do it.
+    """Uploads the newest checkpoint of a job that is about to end; None: there is nothing left to do.
 
     `up_to_step`: last step whose checkpoint is still useful; None: any.
     """
@@ -242,7 +242,7 @@ def _request_listing(facts: WorldTierFacts, finished_clause: str, deadline: floa
 def _list_if_partly_uploaded(
     facts: WorldTierFacts, finished_clause: str, target: Checkpoint
 ) -> FinalCheckpointPending | None:
-    """Lists the persistent tier if parts of the checkpoint were uploaded in this generation: it may have parts that memory lacks."""
+    """Lists the persistent tier if it may have parts of the checkpoint that memory lacks."""
     deadline = since(facts) + RESCUE_SECONDS
     if not facts.promoted.get(target) or _is_listed(facts) or facts.now >= deadline:
         return None
@@ -294,7 +294,7 @@ def _describe_unreachable(facts: TierFacts) -> str:
 
 
 def _find_lost_save(facts: WorldTierFacts, final: Checkpoint, newest: Checkpoint | None) -> Failure | None:
-    """Returns a failure if the last step was saved by every rank and is now lost everywhere: it must be trained again.
+    """Returns a failure if every rank saved the last step and the saves are lost: it is trained again.
 
     None if this generation saved nothing at all, because the next would not either. If every copy was lost while no operator
     led, the agents' reports are the only trace of the saves.
@@ -337,6 +337,7 @@ def _build_unsaved(facts: TierFacts, final: Checkpoint, newest: Checkpoint | Non
 
 
 def _is_uploaded(facts: JobFacts, checkpoint: Checkpoint) -> bool:
+    """Whether this checkpoint, or a newer one, is in the persistent tier."""
     last_uploaded = facts.status.last_uploaded
     return last_uploaded is not None and last_uploaded.step >= checkpoint.step
 

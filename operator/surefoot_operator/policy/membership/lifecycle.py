@@ -244,11 +244,13 @@ def _abandon_purge(cause: str) -> PurgeDecision:
 
 
 def _needs_purge(facts: JobFacts) -> bool:
+    """Whether the job's persistent data is deleted with the job."""
     persistent = facts.spec.checkpoint.persistent
     return persistent is not None and persistent.on_job_deletion == "Delete"
 
 
 def _persistent_uri(facts: JobFacts) -> str:
+    """Returns the URI of the persistent tier, without a trailing slash; empty: there is none."""
     persistent = facts.spec.checkpoint.persistent
     return persistent.uri.rstrip("/") if persistent is not None else ""
 
@@ -284,11 +286,12 @@ class Cleanup:
 
 
 def cleanup_after_end(facts: Facts) -> Cleanup:
-    """Plans the cleanup of an ended or deleted job: agents exit, then their memory is cleared. A deleted job keeps no pod."""
+    """Plans the cleanup of an ended or deleted job: agents exit, then their memory is cleared."""
     return _clean_deleted_job(facts) if facts.job.deleted else _clean_ended_job(facts)
 
 
 def _clean_deleted_job(facts: Facts) -> Cleanup:
+    """Plans the cleanup of a deleted job: workers, memory, and persistent data if the spec requires that."""
     reason = "the job was deleted"
     # a worker that is only deleted would train on until its grace period ends, expecting a barrier: shut its agent down
     shutdowns = _build_shutdown([w for w in facts.worker_list if _is_agent_responsive(facts, w)], 0, reason)
@@ -300,6 +303,7 @@ def _clean_deleted_job(facts: Facts) -> Cleanup:
 
 
 def _clean_ended_job(facts: Facts) -> Cleanup:
+    """Plans the cleanup of an ended job: agents exit, then pods and memory are removed, then the job expires."""
     phase, now, ended_seconds = facts.status.phase, facts.now, _end_time(facts)
     is_overdue = now >= ended_seconds + SHUTDOWN_SECONDS
     alive = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed")]
@@ -330,12 +334,13 @@ def _end_time(facts: JobFacts) -> float:
 
 
 def _is_agent_responsive(facts: WorldFacts, worker: ObservedWorker) -> bool:
+    """Whether the worker's agent is responsive."""
     session = facts.sessions.get(worker_id(worker))
     return session is not None and is_responsive(facts, session)
 
 
 def _may_end_by_itself(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
-    """Whether the agent may still exit by itself, so that its pod keeps its logs: it is connected, or its pod still runs."""
+    """Whether the agent may still exit by itself, so that its pod keeps its logs."""
     return _is_agent_responsive(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
 
 
@@ -346,7 +351,7 @@ def _build_shutdown(workers: Iterable[ObservedWorker], exit_code: int, reason: s
 
 
 def _leftover_workers(facts: WorldFacts, include: bool) -> list[ObservedWorker]:
-    """Lists ended workers to delete: those whose sidecar keeps running and occupies the node; all under cleanPodPolicy All.
+    """Lists ended workers to delete: those with a running sidecar; all under cleanPodPolicy All.
 
     The others stay: they occupy nothing, and users need their logs.
     """
@@ -360,7 +365,7 @@ def _leftover_workers(facts: WorldFacts, include: bool) -> list[ObservedWorker]:
 
 
 def _delete_workers(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: str) -> tuple[DeleteWorker, ...]:
-    """Deletes each worker once, and again by force if its node is lost, because then its end is reported by nothing else."""
+    """Deletes each worker once, and again by force if its node is lost."""
     return tuple(
         DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
         for w in workers
@@ -369,11 +374,13 @@ def _delete_workers(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], re
 
 
 def _expiry_time(facts: JobFacts) -> float | None:
+    """Returns when the ended job is deleted (Unix time); None: never."""
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
     return None if ttl is None else _end_time(facts) + ttl
 
 
 def _retention_seconds(facts: JobFacts) -> float:
+    """Returns how long an ended job's memory is kept."""
     if facts.status.phase == "Complete":
         return 0.0
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
@@ -381,7 +388,7 @@ def _retention_seconds(facts: JobFacts) -> float:
 
 
 def _is_memory_clean(facts: TierFacts) -> bool:
-    """Whether memory was cleared by this operator, or no memory server was ready for so long that none is left to clear."""
+    """Whether memory was cleared, or no memory server was ready for so long that none is left."""
     if facts.memory_cleaned:
         return True
     has_no_ready_server = not any(h.state == "Ready" for h in facts.holder_list)
@@ -451,7 +458,7 @@ INVALID = "Invalid"
 
 
 def status_with_rejection(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
-    """Returns the status of a job whose spec cannot be parsed: Failed if it never started, else with a condition only."""
+    """Returns the status of a job with an invalid spec: Failed if it never started, else a condition."""
     if status.phase in ("Complete", "Failed") and not _is_rejected(status):
         return status
     # A job that trains is not failed by a faulty edit of its spec.
@@ -469,7 +476,7 @@ def status_with_rejection(status: JobStatus, reason: str, generation: int, now: 
 
 
 def status_without_rejection(status: JobStatus) -> JobStatus:
-    """Returns the status without the rejection, once the spec can be parsed; a job that only was rejected has not failed."""
+    """Returns the status without the rejection, once the spec can be parsed."""
     if not _is_rejected(status):
         return status
     conditions = tuple(c for c in status.conditions if c.type != reasons.FAILED)
@@ -485,7 +492,7 @@ def _is_rejected(status: JobStatus) -> bool:
 
 
 def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[ObservedWorker]) -> bool:
-    """Whether a suspended or ended job without workers needs no regular reconciles, because only an edit can change it."""
+    """Whether a suspended or ended job needs no regular reconciles, because only an edit can change it."""
     membership = status.membership
     has_no_members = membership is None or (membership.state == "Committed" and not membership.members)
     has_ended = status.phase in ("Complete", "Failed")

@@ -95,7 +95,7 @@ class CostlyNode:
 
 
 def is_exclusion_worth_it(facts: WorldNodeFacts, failure: Failure) -> CostlyNode | None:
-    """Returns why excluding the failure's node costs less than staying on it, as far as this can be known; else None.
+    """Returns why excluding the failure's node costs less than staying on it; None: it does not.
 
     As many failures are expected as there were (ski rental, as in `expected_cost`). None if staying is cheaper, chance may have
     picked the node, the failure follows its rank, or no other place is free.
@@ -146,6 +146,7 @@ def chance_probability(count: int, total: int, nodes: int) -> float:
 
 
 def _recent_failures(facts: JobFacts) -> list[Incident]:
+    """Lists the unplanned incidents within the window of the restart budget."""
     window_start_seconds = facts.now - facts.spec.failure_policy.eval_period_seconds
     return [i for i in facts.status.incidents if i.kind != "planned" and i.detected_seconds >= window_start_seconds]
 
@@ -160,7 +161,7 @@ def _follows_rank(facts: JobFacts, failure: Failure, past: Iterable[Incident]) -
 
 
 def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
-    """Returns the training time that an incident cost: until the first step, plus the steps made again; None: not over."""
+    """Returns the training time that an incident cost, with the steps made again; None: not over."""
     startup = startup_seconds(incident)
     return None if startup is None else startup + (incident.steps_lost or 0) * (seconds_per_step(facts) or 0.0)
 
@@ -224,6 +225,7 @@ def _reason_to_stay(facts: WorldNodeFacts, status: JobStatus, straggler: Straggl
 
 
 def _is_being_evacuated(facts: NodeFacts, status: JobStatus, node: str) -> bool:
+    """Whether workers are already being moved off this node."""
     is_replaced = any(
         replacement.node == node and replacement.until_seconds > facts.now for replacement in status.replaced_stragglers
     )
@@ -231,6 +233,7 @@ def _is_being_evacuated(facts: NodeFacts, status: JobStatus, node: str) -> bool:
 
 
 def _start_replacement(facts: WorldFacts, status: JobStatus, straggler: Straggler) -> JobStatus:
+    """Returns the status with the straggler's node excluded and the restart counted."""
     until_seconds = facts.now + facts.spec.failure_policy.eval_period_seconds
     step_seconds = seconds_per_step(facts)
     wait_share = min(1.0, straggler.wait_seconds / step_seconds) if step_seconds else 0.0

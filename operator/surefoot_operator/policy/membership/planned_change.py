@@ -232,7 +232,7 @@ def _describe_terminations(reasons: Mapping[Member, str]) -> str:
 def _plan_evacuation(
     facts: WorldNodeFacts, members: list[Member], spare_indexes: set[int], required_size: int | None
 ) -> DesiredChange | None:
-    """Plans to move workers off nodes to evacuate: at once if the size is kept, after `MOVE_SECONDS` with fewer workers.
+    """Plans to move workers off nodes: at once if the size is kept, else after `MOVE_SECONDS`.
 
     Such a node still trains, so nothing is planned that would stop training altogether.
     """
@@ -292,7 +292,7 @@ def next_change_step(facts: Facts) -> ChangeStep | None:
 
 
 def _makes_no_step(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
-    """Whether a generation will make no step before it ends: it rejected a barrier, and has long had the time for a step.
+    """Whether a generation that rejected a barrier has had the time for a step and made none.
 
     A younger one may be in its first step, which a claim without a barrier would lose.
     """
@@ -302,6 +302,7 @@ def _makes_no_step(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
 
 
 def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, change: DesiredChange) -> ChangeStep:
+    """Proposes a barrier, waits for the answers to one, or withdraws it."""
     if barrier is not None and barrier.sent.phase == "proposed":
         deadline, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
         if facts.now < deadline:
@@ -351,7 +352,7 @@ def _steps_to_barrier(facts: WorldFacts) -> int:
 
 
 def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
-    """Returns when to propose again to a job without a step since the last proposal; None: it made one, or had no proposal."""
+    """Returns when to propose again if no step was made since the last proposal; None: no wait."""
     if barrier is None:
         return None
     last_step_at = last_step_seconds(facts, facts.membership.generation)
@@ -362,7 +363,7 @@ def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -
 
 
 def _complete_barrier(facts: Facts, barrier: ObservedBarrier, change: DesiredChange | None) -> ChangeStep:
-    """Plans the next step at a bound barrier: no rank passes it, so a claim follows even if the change is no longer needed."""
+    """Plans the next step at a bound barrier. No rank passes it, so a claim always follows."""
     reason = change.reason if change is not None else "the ranks were stopped for a change that is no longer needed"
     generation, step = barrier.sent.generation, barrier.sent.step
     checkpoint = Checkpoint(generation, step)

@@ -136,7 +136,7 @@ def restore_limit(facts: JobFacts) -> int | None:
 
 
 def older_target(facts: TierFacts) -> RollbackTargetLost | None:
-    """Finds the nearest readable checkpoint after a rollback's target, to be called if none up to the target can be read.
+    """Finds the nearest readable checkpoint after a rollback's target; none up to it is readable.
 
     A checkpoint whose own loss was anomalous would be no better than the state that the rollback abandons. Of the others, the
     oldest is the likeliest to be good; if it is not, its next anomaly counts as one more rollback in a row.

@@ -345,7 +345,7 @@ def _readable_checkpoints(facts: TierFacts) -> list[Checkpoint]:
 
 
 def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
-    """Returns how long an unknown tier is worth waiting for: the training time that may be lost; infinite if all would be."""
+    """Returns the training time that a wait for an unknown tier may save; infinite if all may be lost."""
     incident = open_incident(facts.status.incidents)
     reached_step = max(
         facts.status.step, step_of(facts, facts.running_generation), incident.last_step if incident is not None else 0
@@ -369,7 +369,7 @@ def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
 
 
 def _wait_for_listing(facts: WorldTierFacts, best: Checkpoint | None, deadline: float) -> RestorePending | None:
-    """Requests a listing of the persistent tier after the last index was read; None: it is listed, or not worth waiting for."""
+    """Requests a listing after the last index was read; None: it is there, or not worth waiting for."""
     persistent, generation = facts.persistent, facts.membership.generation
     if facts.spec.checkpoint.persistent is None or not facts.running_generation or restore_limit(facts) == 0:
         return None
@@ -534,7 +534,7 @@ def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
 
 
 def _newer_than_status(facts: TierFacts) -> Checkpoint | None:
-    """Returns the newest complete checkpoint of a generation newer than any in the status, which then is from an old backup."""
+    """Returns the newest complete checkpoint of a generation that the status does not know."""
     persistent = facts.persistent
     if persistent.read_generation != facts.membership.generation or restore_limit(facts) == 0:
         return None
@@ -556,7 +556,7 @@ def _offer_choice(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None)
 
 
 def _wait_after_total_loss(facts: WorldTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
-    """Waits after a total loss. Returning memory servers are noticed by themselves; the persistent tier is listed repeatedly."""
+    """Waits after a total loss, and lists the persistent tier repeatedly."""
     text = waiting_message(facts, unread_records)
     if facts.spec.checkpoint.persistent is None:
         return RestorePending(text, lost=text)

@@ -60,6 +60,7 @@ def heal(facts: WorldTierFacts) -> PhaseDecision | None:
 
 
 def _rollback_for_anomaly(facts: WorldTierFacts, anomaly: LossAnomaly) -> Rollback:
+    """Returns the rollback to the last good checkpoint, with its place in a row of rollbacks."""
     status, last_good = facts.status, facts.status.last_good
     previous = status.rollback
     reached_step = max(last_step(facts), anomaly.since_step)
@@ -78,7 +79,7 @@ def _rollback_for_anomaly(facts: WorldTierFacts, anomaly: LossAnomaly) -> Rollba
 
 
 def _target_without_good_checkpoint(facts: TierFacts, reached_step: int) -> int:
-    """Returns the step to roll back to while no checkpoint is known good: 0 in a young run, else the oldest available step.
+    """Returns the step to roll back to without a known good checkpoint: 0 early in a run, else the oldest.
 
     A policy that is set in the middle of a long run has no known good checkpoint yet, and the run must not restart at step 0.
     """

@@ -452,7 +452,7 @@ def _must_move(facts: WorldNodeFacts, member: ObservedWorker) -> bool:
 
 
 def _replace_alongside(facts: WorldNodeFacts, workers: list[ObservedWorker], member: ObservedWorker) -> _IndexPlan:
-    """Plans a replacement that starts while the present worker trains on, because that is terminating or to be evacuated."""
+    """Plans a replacement that starts while the present worker, which has to go, trains on."""
     ended_phases = ("Succeeded", "Failed")
     newer = [w for w in workers if w.attempt > member.attempt and not termination_reason(facts, w)]
     live_workers = [
@@ -471,7 +471,7 @@ def _replace_alongside(facts: WorldNodeFacts, workers: list[ObservedWorker], mem
 
 
 def _blocks_node(facts: WorldFacts, member: ObservedWorker, newer: ObservedWorker) -> bool:
-    """Whether a terminating worker must be deleted now, because it occupies the node that another worker of a claim needs.
+    """Whether a terminating worker must be deleted now, because another one of a claim needs its node.
 
     `newer`, its replacement, is warm. Nothing trains in such a claim, and it cannot be committed: both workers would wait for
     each other. The terminating worker first flushes its last saves.
@@ -501,7 +501,7 @@ def _placed_until(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None
 
 
 def _silence_deadline(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None:
-    """Returns when a worker that the platform reports as running counts as dead by silence; None: its agent is responsive."""
+    """Returns when a running worker counts as dead by silence; None: its agent is responsive."""
     session = facts.sessions.get(worker_id(worker))
     if worker.phase == "Pending":
         return None
@@ -517,7 +517,7 @@ def _silence_deadline(facts: WorldNodeFacts, worker: ObservedWorker) -> float | 
 
 
 def _observer_is_blind(facts: WorldNodeFacts) -> bool:
-    """Whether most running workers are silent at once: then the operator's network is to blame, and none is replaced."""
+    """Whether most running workers are silent at once, which points to the operator's own network."""
     if not facts.silent_agents:
         return False
     running = [w for w in facts.worker_list if w.phase == "Running" and not node_lost(facts, w.node)]
@@ -543,7 +543,7 @@ def _build_delete(facts: WorldNodeFacts, worker: ObservedWorker) -> list[DeleteW
 
 
 def _nodes_to_avoid_for(avoided: tuple[str, ...], plan: _IndexPlan) -> tuple[str, ...]:
-    """Returns the nodes to avoid, with the node on which the last worker could not be started: another may have the image."""
+    """Returns the nodes to avoid, with the node on which the last worker could not be started."""
     return tuple(sorted({*avoided, *(w.node for w in plan.to_delete[-1:] if w.start_blocker and w.node is not None)}))
 
 

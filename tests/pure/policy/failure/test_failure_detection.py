@@ -431,7 +431,7 @@ def test_where_all_stand_at_one_step_nobody_is_blamed(own: bool) -> None:
     incident = decided_hangs(seen)
     assert incident.kind == "hang"
     assert blamed(incident) == (None, None, None)
-    assert "no rank is behind: all are at step 42" in incident.reason
+    assert "no rank is late: all are at step 42" in incident.reason
     assert plan(seen).status.restarts_counted == 1
 
 

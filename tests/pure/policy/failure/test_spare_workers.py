@@ -171,7 +171,7 @@ def test_a_refused_spare_is_told_and_hinders_nothing() -> None:
     seen = replace(seen, creates=(PendingCreate(SPARE, 2, False, "403: exceeded quota", until_seconds=NOW + 9),))
     told = condition(seen)
     assert told is not None
-    assert told.message == "0 of 1 spares are warm; worker 3 was refused: 403: exceeded quota"
+    assert told.message == "0 of 1 spares are warm; worker 3 was rejected: 403: exceeded quota"
     assert "refused" not in plan(seen).reason
 
 

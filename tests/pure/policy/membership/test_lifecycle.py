@@ -237,7 +237,7 @@ def test_a_job_whose_data_is_not_deleted_yet_does_not_say_that_it_is() -> None:
     assert plan(deleted()).status.message == "the job was deleted; creating a pod that deletes s3://bucket/prefix/uid-1"
     waiting = replace(deleted(), purge_call=PurgeCallSeen(under_way=True))
     assert kinds(waiting, PurgePersistent, SetFinalizer) == []
-    assert "is being created" in plan(waiting).status.message
+    assert "creating the pod that deletes" in plan(waiting).status.message
 
 
 def test_a_refused_attempt_says_so_with_the_servers_sentence_first_and_is_made_again() -> None:

@@ -213,7 +213,7 @@ def test_a_person_goes_back_to_a_step_that_is_there_and_hears_where_it_is_not() 
         "cannot roll back to step 25, because no checkpoint of it is complete: complete checkpoints are at steps 30, 40"
     ]
     odd = plan(replace(seen, job=replace(seen.job, rollback="back")))
-    assert any("EPOCH/STEP" in e.message for e in odd.events)
+    assert any("GENERATION/STEP" in e.message for e in odd.events)
 
 
 def test_upkeep_remembers_the_good_one_and_keeps_it() -> None:

@@ -399,7 +399,7 @@ def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
 def test_a_member_that_was_asked_to_be_deleted_is_left_in_order() -> None:
     full = running()
     made = plan(replace(full, deletions=frozenset({full.workers[2].uid})))
-    assert "worker 2 was asked to be deleted" in made.reason
+    assert "worker 2 has a pending deletion" in made.reason
     assert "barrier" in made.reason
 
 
