@@ -141,6 +141,7 @@ class AdmissionResponse:
     """The response to one request, with the messages that users get."""
 
     allowed: bool
+    """Whether the operation is admitted."""
     message: str = ""
     """Why the operation is rejected; empty if it is allowed."""
     code: int = 200

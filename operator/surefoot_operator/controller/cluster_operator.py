@@ -289,8 +289,7 @@ class ClusterOperator:
             self._failed.set_exception(error)
 
     def _stands_by(self, reason: str) -> None:
-        """Reports why this installation stands by (empty: it does not): in /readyz, metrics, and an event of its
-        pod."""
+        """Reports in /readyz, in metrics and by an event why this installation is on standby; empty: it is not."""
         self._begun = reason
         metrics.standing_by.set(1 if reason else 0)
         if reason:

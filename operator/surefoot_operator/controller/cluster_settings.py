@@ -87,6 +87,7 @@ class ClusterSettings:
     node_taint: str = ""
     """Effect of the taint that accompanies the condition; empty: no taint."""
     log_level: str = "INFO"
+    """Lowest level that the operator logs."""
     log_format: str = "text"
     """Log format of the operator, and of the agents of the workers that it creates."""
 

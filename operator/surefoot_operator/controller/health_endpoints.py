@@ -196,7 +196,7 @@ class LivenessSigns:
 
 
 def liveness_failures(signs: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
-    """Returns what is stuck, a sentence each; empty: the process is healthy."""
+    """Returns a sentence for each part of the process that is stuck; empty: the process is healthy."""
     failures = []
     if signs.api_seconds <= limits.answered_seconds:
         failures += [

@@ -63,6 +63,7 @@ class SharedResources:
     access: MemoryTierCredentials
     """The operator's credentials for memory servers."""
     settings: OperatorSettings
+    """Settings of the operator that are the same for all jobs."""
     pool: MemoryServerPool
     """Connections to memory servers: each is visited once for all jobs."""
     turns: ReconcileLimiter = field(default_factory=lambda: ReconcileLimiter(ROUNDS_AT_ONCE))

@@ -42,6 +42,7 @@ class MemoryTierPods:
     """The memory tier's pods; `desired_count` of them should run `revision`."""
 
     pods: tuple[MemoryServerPod, ...]
+    """The pods that exist now."""
     desired_count: int
     """Number of pods that the DaemonSet wants."""
     revision: str

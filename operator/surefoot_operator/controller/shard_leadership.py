@@ -235,8 +235,11 @@ class _Term:
     """The parts of one term of leading a shard."""
 
     runners: JobRunners
+    """Runs the jobs of the shard."""
     tasks: TaskSet
+    """Background tasks that end with the term."""
     label: LeaderLabel
+    """Moves the shard's leader label to this pod."""
     assent: RolloutApproval
     """Notes on the shard's lease; its task runs only for shards other than 0."""
 

@@ -38,7 +38,9 @@ class MemoryTierCredentials:
     """
 
     user: str = "default"
+    """Account of the operator on every server."""
     password: str = field(default="", repr=False)
+    """Password of that account."""
     authority: str = field(default="", repr=False)
     """CA certificate in PEM that verifies servers with TLS; empty: none."""
 
@@ -53,16 +55,20 @@ class MemoryServerAddress:
     """
 
     node: str
+    """Name of the node that runs the server."""
     domain: str
     """Failure domain of the node, which copies are spread over."""
     host: str
+    """Host name or IP address of the server."""
     port: int
     process: str
     """Identifies the run of the server; unique on its node."""
     running: bool = True
     """False: the process is known to be dead. A frozen or unreachable one stays True."""
     admin_user: str = "default"
+    """Account of the operator on this server."""
     admin_password: str = field(default="", repr=False)
+    """Password of that account."""
     tls_ca: str | None = field(default=None, repr=False)
     """CA certificate in PEM for a server with TLS; None: it has no TLS."""
     settling: bool = False

@@ -392,9 +392,11 @@ class JobMemoryServers:
         self._max_records = bounds.max_records(ranks)
         self._layouts.max_values = bounds.max_layout_values(ranks)
         self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
+        # Close connections to processes that no longer exist, unless another job still uses them.
         self._pool.set_addresses(addresses)
         self._addresses = {address.server_id: address for address in addresses}
         self._servers = max([self._servers, *(address.server + 1 for address in addresses)])
+        # End the monitors of replaced processes and removed servers, so that their data counts as gone.
         for monitor in tuple(self._monitors.values()):
             address = self._addresses.get(monitor.address.server_id)
             replaced = address is not None and not monitor.address.same_server(address)

@@ -199,6 +199,7 @@ class ProbeResult:
     """The result of a visit."""
 
     endpoint: MemoryServerEndpoint
+    """Instance that answered, and its address."""
     fence: int
     """Generation that the server is fenced at; writers of older generations are rejected."""
     index: MemoryServerIndex | None

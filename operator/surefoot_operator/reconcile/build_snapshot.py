@@ -122,7 +122,9 @@ class Dependencies:
     memory: JobMemoryServers
     """The job's view of its memory servers."""
     environment: Environment
+    """Builds the environment of new workers."""
     settings: OperatorSettings
+    """Settings of the operator that are the same for all jobs."""
     clock: Callable[[], float]
     """Unix seconds that never decrease: steps of the wall clock do not move them."""
     generation_token: Callable[[int], str]

@@ -59,9 +59,12 @@ class JobFamily:
     """Declares one metric that every job exports."""
 
     name: str
+    """Name of the metric in Prometheus."""
     text: str
+    """Help text of the metric."""
     kind: Literal["gauge", "counter", "histogram"]
     labels: Labels
+    """Names of its labels, `namespace` and `job` first."""
 
 
 FAMILIES: list[JobFamily] = []

@@ -116,6 +116,7 @@ class _PendingCall:
     """A call that is in progress while `task` is set, and otherwise was rejected."""
 
     task: asyncio.Task[None] | None = None
+    """Runs the call; None: no call is in progress."""
     failures: int = 0
     """Failures in a row; they determine the backoff."""
     rejection: str = ""

@@ -81,7 +81,7 @@ class LeaseAction:
     """
 
     verb: Literal["look", "acquire", "renew", "wait", "stand-down", "lost"]
-    """The call to make. `look` only reads the lease."""
+    """The call to make, if any."""
     reason: str
     """Why, for the log."""
     after_seconds: float = 0.0
