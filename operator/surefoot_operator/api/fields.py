@@ -122,8 +122,8 @@ def declared_fields(cls: typing.Hashable) -> dict[str, DeclaredField]:
     """Maps the YAML names of a class to its fields. Cached, as type hints are compiled at each call."""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = [_declared_field(field, hints[field.name]) for field in dataclasses.fields(typing.cast(Any, cls))]
-    named = {camel_case(f.attribute) if f.field.name is None else f.field.name: f for f in fields}
-    return {name: field for name, field in named.items() if name}
+    fields_by_name = {camel_case(f.attribute) if f.field.name is None else f.field.name: f for f in fields}
+    return {name: field for name, field in fields_by_name.items() if name}
 
 
 def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:

@@ -58,8 +58,8 @@ async def opened(args: argparse.Namespace) -> AsyncIterator[OpenCluster]:
     api = Api(ApiClient(configuration))
     try:
         everywhere = bool(getattr(args, "all_namespaces", False))
-        named = "" if everywhere else args.namespace or namespace or "default"
-        yield OpenCluster(api, named, str(configuration.host))
+        namespace_shown = "" if everywhere else args.namespace or namespace or "default"
+        yield OpenCluster(api, namespace_shown, str(configuration.host))
     finally:
         await api.close()
 

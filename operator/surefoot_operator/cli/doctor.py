@@ -115,10 +115,12 @@ async def _check_server(cluster: OpenCluster) -> Finding:
             raise refused(error, Right("get", "version"), cluster.server) from error
         return Finding("cluster", "unknown", f"{cluster.server} does not say its version: {error}")
     numbers = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
-    said = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
+    summary = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
     if not all(numbers) or tuple(int(number[0]) for number in numbers if number) >= _MIN_VERSION:
-        return Finding("cluster", "ok", said)
-    return Finding("cluster", "fault", said, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
+        return Finding("cluster", "ok", summary)
+    return Finding(
+        "cluster", "fault", summary, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer"
+    )
 
 
 async def _check_rights(cluster: OpenCluster) -> list[Finding]:
@@ -141,8 +143,8 @@ def _judge_rights(asked: RightsAsked, denied: Sequence[Right], cluster: OpenClus
         remedy = f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
     elif right.namespace:
         remedy = "have somebody bind the ClusterRole view to you there"
-    said = f"you may not {listed(denied)}: {asked.without}"
-    return Finding(asked.purpose, "fault" if asked.needed else "warning", said, remedy)
+    summary = f"you may not {listed(denied)}: {asked.without}"
+    return Finding(asked.purpose, "fault" if asked.needed else "warning", summary, remedy)
 
 
 async def _may(cluster: OpenCluster, right: Right) -> bool:
@@ -184,9 +186,9 @@ async def _check_crd(cluster: OpenCluster) -> list[Finding]:
         needed = Right("get", "customresourcedefinitions", group="apiextensions.k8s.io")
         raise refused(refusal, needed, cluster.server) from refusal
     if missing := missing_fields(schema):
-        said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {listed(missing)}"
+        summary = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {listed(missing)}"
         remedy = "kubectl apply --server-side -f manifests/crd.yaml, or upgrade the chart"
-        return [Finding("CRD", "warning", said, remedy)]
+        return [Finding("CRD", "warning", summary, remedy)]
     return [Finding("CRD", "ok", f"trainingjobs.{GROUP} has every field that this surefoot knows")]
 
 
@@ -194,10 +196,10 @@ def _schema_in(document: Object) -> Object:
     """TrainingJob's schema in the CRD, or in what the server publishes."""
     served = [one for one in document.get("spec", {}).get("versions", ()) if one.get("name") == VERSION]
     if served:
-        found: Object = served[0].get("schema", {}).get("openAPIV3Schema", {})
+        schema_of_job: Object = served[0].get("schema", {}).get("openAPIV3Schema", {})
     else:
-        found = document.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
-    return found
+        schema_of_job = document.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
+    return schema_of_job
 
 
 def missing_fields(schema: Object) -> list[str]:
@@ -208,37 +210,37 @@ def missing_fields(schema: Object) -> list[str]:
 
 
 def _properties(schema: Object, part: str) -> Object:
-    found: Any = (schema.get("properties") or {}).get(part) or {}
-    return found.get("properties") or {}
+    section: Any = (schema.get("properties") or {}).get(part) or {}
+    return section.get("properties") or {}
 
 
 async def _check_operator(cluster: OpenCluster) -> list[Finding]:
     needed = Right("list", "deployments", group="apps")
-    found = await listed_objects(
+    operators = await listed_objects(
         cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART}=operator"}
     )
-    if not found:
+    if not operators:
         return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
     parts = [
         (_number(one, "status", "readyReplicas"), _number(one, "spec", "replicas", 1), _chart_version(one))
-        for one in found
+        for one in operators
     ]
-    said = "; ".join(
+    summary = "; ".join(
         f"{_name(one)} {version or 'of unknown version'}, {ready} of {wanted} ready"
-        for one, (ready, wanted, version) in zip(found, parts, strict=True)
+        for one, (ready, wanted, version) in zip(operators, parts, strict=True)
     )
-    if len(found) > 1:
-        said = f"{len(found)} operators look after the same jobs: {said}"
-        return [Finding("operator", "warning", said, "uninstall all but one")]
+    if len(operators) > 1:
+        summary = f"{len(operators)} operators look after the same jobs: {summary}"
+        return [Finding("operator", "warning", summary, "uninstall all but one")]
     [(ready, wanted, version)] = parts
     if ready < wanted or ready == 0:
-        namespace, _, name = _name(found[0]).partition("/")
+        namespace, _, name = _name(operators[0]).partition("/")
         look = f"kubectl -n {namespace} describe deployment {name}"
-        return [Finding("operator", "warning" if ready else "fault", said, look)]
+        return [Finding("operator", "warning" if ready else "fault", summary, look)]
     if version not in (None, __version__):
         remedy = f"pip install surefoot=={version}, or upgrade the chart"
-        return [Finding("operator", "warning", f"{said}; this surefoot is {__version__}", remedy)]
-    return [Finding("operator", "ok", said)]
+        return [Finding("operator", "warning", f"{summary}; this surefoot is {__version__}", remedy)]
+    return [Finding("operator", "ok", summary)]
 
 
 def _chart_version(deployment: Object) -> Any:
@@ -264,33 +266,33 @@ async def _check_leader(cluster: OpenCluster) -> list[Finding]:
     if leaders and not unled:
         return [Finding("leader", "ok", f"agents are sent to {listed(leaders)}")]
     if leaders:
-        said = f"no operator leads the jobs whose agents ask Service {listed(unled)}"
-        return [Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")]
-    said = "no operator leads, so agents find nobody behind the coordinator's Service"
+        summary = f"no operator leads the jobs whose agents ask Service {listed(unled)}"
+        return [Finding("leader", "fault", summary, "the logs of the operator's pods: docs/operator.md#shards")]
+    summary = "no operator leads, so agents find nobody behind the coordinator's Service"
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
-    return [Finding("leader", "fault", said, remedy)]
+    return [Finding("leader", "fault", summary, remedy)]
 
 
 async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
     needed = Right("list", "daemonsets", group="apps")
-    found = await listed_objects(
+    daemon_sets = await listed_objects(
         cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.HOLDER_SELECTOR}
     )
-    if not found:
-        said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
-        return [Finding("memory tier", "warning", said, "install the chart with memoryTier.enabled")]
+    if not daemon_sets:
+        summary = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
+        return [Finding("memory tier", "warning", summary, "install the chart with memoryTier.enabled")]
     wanted, ready = (
-        sum(_number(one, "status", name) for one in found) for name in ("desiredNumberScheduled", "numberReady")
+        sum(_number(one, "status", name) for one in daemon_sets) for name in ("desiredNumberScheduled", "numberReady")
     )
-    said = f"{listed([_name(one) for one in found])}: {ready} of {wanted} holders ready"
+    summary = f"{listed([_name(one) for one in daemon_sets])}: {ready} of {wanted} holders ready"
     if wanted == 0:
         remedy = "see memoryTier.nodeSelector and tolerations of the chart"
-        return [Finding("memory tier", "fault", f"{said}: no node is chosen", remedy)]
+        return [Finding("memory tier", "fault", f"{summary}: no node is chosen", remedy)]
     if ready >= wanted:
-        return [Finding("memory tier", "ok", said)]
-    namespace = _name(found[0]).partition("/")[0]
+        return [Finding("memory tier", "ok", summary)]
+    namespace = _name(daemon_sets[0]).partition("/")[0]
     look = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
-    return [Finding("memory tier", "warning" if ready else "fault", said, look)]
+    return [Finding("memory tier", "warning" if ready else "fault", summary, look)]
 
 
 def _name(of: Object) -> str:
@@ -298,8 +300,8 @@ def _name(of: Object) -> str:
 
 
 def _number(of: Object, part: str, name: str, default: int = 0) -> int:
-    found = (of.get(part) or {}).get(name, default)
-    return found if isinstance(found, int) else default
+    number = (of.get(part) or {}).get(name, default)
+    return number if isinstance(number, int) else default
 
 
 # ---- machine checks --------------------------------------------------------------------------------------------------
@@ -352,17 +354,17 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
     """Judges the memory for staging and holders of `surefoot local`."""
     if available is None:
         return Finding("memory", "unknown", "this system does not say how much memory is available")
-    said = f"{amount(available)} available here for trainers, staging and holders of surefoot local"
+    summary = f"{amount(available)} available here for trainers, staging and holders of surefoot local"
     limit = job.spec.checkpoint.memory.size_limit_bytes if job is not None else None
     if job is not None and limit is not None:
         nodes = job.spec.replicas + job.spec.spares
-        said = f"{said}; the job's {nodes} holders may take {amount(limit)} each"
+        summary = f"{summary}; the job's {nodes} holders may take {amount(limit)} each"
         if limit * nodes > available:
             remedy = "give surefoot local fewer --nodes, or lower checkpoint.memory.sizeLimit in a copy of the job"
-            return Finding("memory", "warning", said, remedy)
+            return Finding("memory", "warning", summary, remedy)
     if available < _MIN_BYTES:
-        return Finding("memory", "warning", said, "end other programs, or run the job on a cluster")
-    return Finding("memory", "ok", said)
+        return Finding("memory", "warning", summary, "end other programs, or run the job on a cluster")
+    return Finding("memory", "ok", summary)
 
 
 def available_bytes(meminfo: str, limit: str, used: str) -> int | None:
@@ -398,17 +400,17 @@ _REMEDIES = {
 
 def probed(tier: PersistentTierSpec) -> Finding:
     """Probes a tier and judges what came of it."""
-    found = run_tool("check_tier", tier, [], PROBE_SECONDS)
-    if problem := found.get("problem"):
-        step = str(found.get("step", ""))
+    outcome = run_tool("check_tier", tier, [], PROBE_SECONDS)
+    if problem := outcome.get("problem"):
+        step = str(outcome.get("step", ""))
         remedy = _REMEDIES.get(step, "")
         return Finding("persistent tier", "fault", f"{tier.uri}: {f'{step}: ' if step else ''}{problem}", remedy)
-    times = {name: float(found[f"{name}_seconds"]) for name in ("write", "read", "delete")}
+    times = {name: float(outcome[f"{name}_seconds"]) for name in ("write", "read", "delete")}
     told = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
-    said = f"{found['place']}: {told}, of 4 KiB from this machine"
+    summary = f"{outcome['place']}: {told}, of 4 KiB from this machine"
     if max(times.values()) > _SLOW_SECONDS:
-        return Finding("persistent tier", "warning", said, "see the way there: a save of many objects will be slow")
-    return Finding("persistent tier", "ok", said)
+        return Finding("persistent tier", "warning", summary, "see the way there: a save of many objects will be slow")
+    return Finding("persistent tier", "ok", summary)
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
@@ -435,9 +437,9 @@ def run_doctor(given: argparse.Namespace) -> int:
         raise UsageError("doctor --network asks workers of a cluster: leave --no-cluster out")
     job = None if given.file is None else read_job(given.file)
     tier = tier_at(given.where, given.endpoint, given.region) if given.where is not None else None
-    found = [*check_machine(job), *_of_cluster(given), _of_tier(job, tier)]
-    emit(found, given.output, lambda wide: finding_lines(found))
-    return EXIT_FAILED if has_fault(found) else EXIT_OK
+    findings = [*check_machine(job), *_of_cluster(given), _of_tier(job, tier)]
+    emit(findings, given.output, lambda wide: finding_lines(findings))
+    return EXIT_FAILED if has_fault(findings) else EXIT_OK
 
 
 def _of_cluster(given: argparse.Namespace) -> list[Finding]:
@@ -446,8 +448,8 @@ def _of_cluster(given: argparse.Namespace) -> list[Finding]:
     if (missing := lacking("cli")) is not None:
         return [no_cluster(missing)]
     try:
-        found = on_cluster(given, check_cluster)
-        return [*found, *(on_cluster(given, check_network) if given.network else [NOT_ASKED])]
+        findings = on_cluster(given, check_cluster)
+        return [*findings, *(on_cluster(given, check_network) if given.network else [NOT_ASKED])]
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
         if given.context is not None or given.kubeconfig is not None:
             raise
@@ -462,6 +464,8 @@ def _of_tier(job: TrainingJob | None, tier: PersistentTierSpec | None) -> Findin
     if tier is not None:
         return probed(tier)
     if job is not None:
-        said = "the job has no spec.checkpoint.persistent: what every holder loses is lost"
-        return Finding("persistent tier", "warning", said, "give it one, or know that no checkpoint outlives the job")
+        summary = "the job has no spec.checkpoint.persistent: what every holder loses is lost"
+        return Finding(
+            "persistent tier", "warning", summary, "give it one, or know that no checkpoint outlives the job"
+        )
     return Finding("persistent tier", "unknown", "none was named: give WHERE or -f JOB.yaml")

@@ -38,20 +38,20 @@ class Finding:
     remedy: str = ""
 
 
-def finding_lines(found: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """Renders findings with their remedies, and counts them."""
-    width = max((len(one.check) for one in found), default=0)
+    width = max((len(one.check) for one in findings), default=0)
     lines = []
-    for one in found:
+    for one in findings:
         lines.append(f"{one.state:<8} {one.check:<{width}}   {one.said}")
         if one.remedy:
             lines.append(f"{'':<8} {'':<{width}}   -> {one.remedy}")
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    counts = {state: sum(one.state == state for one in findings) for state in STATES}
     return [*lines, "", ", ".join(f"{count} {state}" for state, count in counts.items() if count)]
 
 
-def has_fault(found: Sequence[Finding]) -> bool:
-    return any(one.state == "fault" for one in found)
+def has_fault(findings: Sequence[Finding]) -> bool:
+    return any(one.state == "fault" for one in findings)
 
 
 # ---- what workers reach ----------------------------------------------------------------------------------------------
@@ -102,15 +102,15 @@ class Way:
 
 async def check_network(cluster: OpenCluster) -> list[Finding]:
     """Asks one worker on each node."""
-    found: dict[str, Asker] = {}
+    asker_by_node: dict[str, Asker] = {}
     try:
         for job in await read_jobs(cluster):
             if job.status is not None and job.status.world is not None:
                 for asker in askers_of(job, await read_worker_pods(cluster, job)):
-                    found.setdefault(asker.node, asker)
+                    asker_by_node.setdefault(asker.node, asker)
     except ClusterRefused as error:
         return network_findings((), (str(error),))
-    chosen = [found[node] for node in sorted(found)][:MOST_ASKERS]
+    chosen = [asker_by_node[node] for node in sorted(asker_by_node)][:MOST_ASKERS]
     answers = await asyncio.gather(*(_asked(cluster, one) for one in chosen))
     ways = [way for one in answers if not isinstance(one, str) for way in one]
     return network_findings(ways, [one for one in answers if isinstance(one, str)])
@@ -145,7 +145,7 @@ def askers_of(job: StoredJob, pods: Sequence[Object]) -> list[Asker]:
             running.setdefault(node, pod)
     known = job.status.named_holders if job.status is not None else ()
     holders = [{"kind": "holder", "node": one.holder.node, "host": one.host, "port": one.port} for one in known]
-    workers = [found for node, pod in running.items() if (found := _worker(node, pod)) is not None]
+    workers = [worker for node, pod in running.items() if (worker := _worker(node, pod)) is not None]
     return [
         Asker(
             job.namespace,
@@ -195,14 +195,14 @@ _REMEDIES = {
 
 def network_findings(ways: Sequence[Way], unasked: Sequence[str]) -> list[Finding]:
     """Judges each kind of way; `unasked` says of each worker without an answer why."""
-    found = [_of_kind(kind, those) for kind in _NAMES if (those := [way for way in ways if way.kind == kind])]
+    findings = [_of_kind(kind, those) for kind in _NAMES if (those := [way for way in ways if way.kind == kind])]
     if unasked:
         remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
-        found.append(Finding("network", "unknown", listed(unasked, _SHOWN), remedy))
+        findings.append(Finding("network", "unknown", listed(unasked, _SHOWN), remedy))
     elif not ways:
         remedy = "kubectl apply -f examples/cluster/minimal.yaml, and ask again while it runs; -n names its namespace"
-        found.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
-    return found
+        findings.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
+    return findings
 
 
 def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
@@ -211,14 +211,14 @@ def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
     if not failed:
         slowest = max(way.seconds or 0.0 for way in ways)
         sources = len({way.source for way in ways})
-        said = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
-        return Finding(name, "ok", said)
-    said = f"{len(failed)} of {len(ways)} ways fail: {listed(_told(failed), _SHOWN)}"
+        summary = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
+        return Finding(name, "ok", summary)
+    summary = f"{len(failed)} of {len(ways)} ways fail: {listed(_told(failed), _SHOWN)}"
     remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
     # who reaches some holders saves to fewer
     reached = {way.source for way in ways if way.seconds is not None}
     partly = kind == "holder" and reached == {way.source for way in ways}
-    return Finding(name, "warning" if partly else "fault", said, remedy)
+    return Finding(name, "warning" if partly else "fault", summary, remedy)
 
 
 def _told(failed: Sequence[Way]) -> list[str]:
