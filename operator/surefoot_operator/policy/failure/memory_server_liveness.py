@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.identities import HolderEndpoint
+from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint
 from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.availability import node_lost
@@ -135,13 +135,13 @@ def _is_refusing(facts: TierFacts, endpoint: HolderEndpoint) -> bool:
 
 def lost_sight(facts: Facts) -> str:
     """The message while the operator cannot reach most holders; empty: it can."""
-    unseen = most_unseen(facts)
+    unseen = sorted(most_unseen(facts), key=ENDPOINT_ORDER)  # of a set: the sentence must not change by itself
     silences = [facts.holders[e.holder] for e in unseen if e.holder in facts.holders]
     if not silences or facts.now < max(h.since_seconds for h in silences) + NOTED_SECONDS:
         return ""
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
     said = f" ({trouble})" if trouble else ""
-    named, names = facts.status.named_holders, listed(sorted(e.holder for e in unseen))
+    named, names = facts.status.named_holders, listed([e.holder for e in unseen])
     where = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
     return (
         f"the operator cannot reach {len(unseen)} of {len(named)} holders, {names}{said}; agents still save to {where}"

@@ -165,6 +165,14 @@ def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_w
     assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
 
 
+def test_of_several_servers_the_first_ones_error_is_said_each_time() -> None:
+    """A sentence that changed with the order of a set would be written to the status, and recorded, again and again."""
+    seen = unseen()
+    servers = tuple(replace(h, trouble=f"{h.endpoint.holder.node} is away") for h in seen.holders)
+    for order in (servers, servers[::-1]):
+        assert "(n0 is away)" in protection(decided(replace(seen, holders=order)))[2]
+
+
 def usable(seen: Observed) -> tuple[list[str], bool]:
     found = usable_holders(seen.holders, seen.status.named_holders, 1)
     return [endpoint.holder.node for endpoint in found.endpoints], found.seen
