@@ -23,8 +23,8 @@ from surefoot.protocol.messages import (
 )
 from surefoot_operator.coordinator import barrier, listings, uploads
 from surefoot_operator.coordinator.listings import (
-    is_listing,
     older_without,
+    persistent_without,
 )
 from surefoot_operator.coordinator.pending_requests import (
     PendingRequests,
@@ -34,7 +34,7 @@ from surefoot_operator.coordinator.pending_requests import (
 )
 
 
-def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, now: float = 0.0) -> PendingRequests:
+def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, now: float) -> PendingRequests:
     """Applies an agent's reply; one that matches no request is ignored."""
     if isinstance(message, BarrierReply):
         return with_barrier(orders, barrier.apply_reply(orders.barrier, worker, message))
@@ -59,7 +59,7 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, n
 
 def desired_requests(orders: PendingRequests, worker: WorkerId) -> list[ToAgent]:
     """Lists the requests that this worker's agent must have received; a barrier comes with its assignment."""
-    upload, shutdown = uploads.desired_upload(orders, worker), orders.retired.get(worker)
+    upload, shutdown = orders.promotions.get(worker), orders.retired.get(worker)
     return [*orders.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
 
 
@@ -85,23 +85,35 @@ def retire(orders: PendingRequests, workers: Iterable[WorkerId], message: Retire
 
 def drop_other_generations(orders: PendingRequests, epoch: int, committed: bool) -> PendingRequests:
     """Voids requests of another epoch than the present world's."""
-    kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
+    outstanding = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
     is_current = orders.barrier is not None and orders.barrier.sent.generation == epoch and committed
-    barrier = orders.barrier if is_current else None
+    present_barrier = orders.barrier if is_current else None
     promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch}
-    if (len(kept), barrier, len(promotions)) == (len(orders.outstanding), orders.barrier, len(orders.promotions)):
+    if (len(outstanding), present_barrier, len(promotions)) == (
+        len(orders.outstanding),
+        orders.barrier,
+        len(orders.promotions),
+    ):
         return orders
-    return replace(orders, outstanding=kept, barrier=barrier, promotions=promotions, older=older_without(orders, kept))
+    return replace(
+        orders,
+        outstanding=outstanding,
+        barrier=present_barrier,
+        promotions=promotions,
+        older=older_without(orders, outstanding),
+    )
 
 
 def drop_worker(orders: PendingRequests, worker: WorkerId) -> PendingRequests:
     """Drops the requests of an agent that is gone for good."""
-    kept = {n: o for n, o in orders.outstanding.items() if o.worker != worker}
+    outstanding = {n: o for n, o in orders.outstanding.items() if o.worker != worker}
     promotions = {w: p for w, p in orders.promotions.items() if w != worker}
-    if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
+    if (len(outstanding), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
         return orders
-    lost_listing = any(is_listing(o, older=False) for n, o in orders.outstanding.items() if n not in kept)
-    lost_listing = lost_listing and not any(is_listing(o, older=False) for o in kept.values())
-    persistent = replace(orders.persistent, asked_seconds=None) if lost_listing else orders.persistent
-    older = older_without(orders, kept)
-    return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent, older=older)
+    return replace(
+        orders,
+        outstanding=outstanding,
+        promotions=promotions,
+        persistent=persistent_without(orders, outstanding),
+        older=older_without(orders, outstanding),
+    )

@@ -20,13 +20,13 @@ from surefoot.protocol.messages import (
     Listing,
     ListPersistent,
 )
+from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.pending_requests import (
     PendingRequests,
     Request,
     describe_request,
     with_failure,
-    with_refused,
 )
 from surefoot_operator.job_snapshot import PersistentSeen
 
@@ -68,26 +68,20 @@ class PartialListing:
     heard: int = 0
     """Pages of all requests, those included that came again."""
 
-    def whole(self) -> ListingPage:
-        """Joins everything received so far."""
-        return _joined((self.before, *self.pages))
+    def whole(self, asked: Collection[str]) -> ListingPage:
+        """Joins everything received so far, after the last page.
 
-    def asked_anew(self) -> PartialListing:
-        """Starts the next request, once the present one is answered."""
-        return PartialListing(self.whole(), heard=self.heard)
-
-    def answered(self, asked: Collection[str]) -> PartialListing:
-        """Marks layouts that were asked for and not sent as withheld.
-
-        Otherwise they would be asked for without end.
+        Layouts that were `asked` for and not sent count as left out. Otherwise they would be asked for without end.
         """
-        found = self.whole()
-        withheld = set(asked) - found.layouts.keys() - {one.digest for one in found.left_out}
-        told = tuple(LeftOut(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
-        return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
+        joined = _joined((self.before, *self.pages))
+        withheld = set(asked) - joined.layouts.keys() - {one.digest for one in joined.left_out}
+        unsent = tuple(LeftOut(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
+        return replace(joined, left_out=(*joined.left_out, *unsent))
 
 
-def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_entries: int) -> PartialListing | None:
+def _with_page(
+    gathered: PartialListing, page: Listing, asked: ListPersistent, max_entries: int
+) -> PartialListing | None:
     """Adds a page; None where pages before it are missing.
 
     A page that came before starts the answer anew. Only what was asked for is kept.
@@ -99,29 +93,29 @@ def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_en
         return None
     listing = "the listing of the persistent tier"
     bounds.check(listing, "the number of pages", gathered.heard + 1, bounds.MAX_PAGES)
-    kept = (gathered.before, *gathered.pages[: page.page])
+    earlier = (gathered.before, *gathered.pages[: page.page])
     if asked.manifests:
-        total = len(page.manifests) + sum(len(one.entries) for one in kept)
+        total = len(page.manifests) + sum(len(one.entries) for one in earlier)
         bounds.check(listing, "the number of manifests", total, max_entries)
-    size = sum(len(text) for layouts in (page.layouts, *(one.layouts for one in kept)) for text in layouts.values())
+    size = sum(len(text) for layouts in (page.layouts, *(one.layouts for one in earlier)) for text in layouts.values())
     bounds.check(listing, "the bytes of layouts", size, bounds.max_layout_bytes(max_entries))
     layouts = page.layouts
     if asked.layouts is not None and not asked.manifests:
         layouts = {digest: text for digest, text in layouts.items() if digest in asked.layouts}
-    read = read_manifests(page.manifests) if asked.manifests else ListingPage()
+    read = _read_manifests(page.manifests) if asked.manifests else ListingPage()
     bounds.check(listing, "the newest epoch", page.newest_epoch, bounds.MAX_COUNT)
     read = replace(read, layouts=layouts, left_out=page.left_out[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch)
-    return PartialListing(gathered.before, (*kept[1:], read), gathered.heard + 1)
+    return PartialListing(gathered.before, (*earlier[1:], read), gathered.heard + 1)
 
 
-def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
+def _missing_layouts(page: ListingPage, known: Collection[str]) -> tuple[str, ...]:
     """Digests of missing layouts that the next request asks for."""
-    told = {one.digest for one in found.left_out}
-    named = {m.layout for m in found.entries}
-    return tuple(sorted(named - told - set(known) - found.layouts.keys())[:LAYOUTS_AT_ONCE])
+    left_out = {one.digest for one in page.left_out}
+    named_layouts = {m.layout for m in page.entries}
+    return tuple(sorted(named_layouts - left_out - set(known) - page.layouts.keys())[:LAYOUTS_AT_ONCE])
 
 
-def read_manifests(manifests: Iterable[str]) -> ListingPage:
+def _read_manifests(manifests: Iterable[str]) -> ListingPage:
     """Reads those that can be, and says why the first few others cannot."""
     entries: list[RankManifest] = []
     unreadable: list[str] = []
@@ -215,7 +209,7 @@ def list_persistent(
     }
     oldest = sorted(same)[: max(0, len(same) - MOST_LISTINGS)]
     others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older is not None) or n in same}
-    kept = {n: o for n, o in others.items() if n not in oldest}
+    still_asked = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
     kept_layouts = orders.layouts if older is None else orders.older_layouts
     epoch_claimed, ticket = listed_as.claim if older is None else (0, "")
@@ -223,9 +217,9 @@ def list_persistent(
         number, older, layouts=(), begin=listed_as.begin, claim_epoch=epoch_claimed, claim_ticket=ticket
     )
     order = ListingRequest(worker, message, epoch, now, known=known | kept_layouts.keys())
-    orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
-    asked_of = frozenset(o.worker for n, o in same.items() if n in kept) | {worker}
-    return with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
+    orders = replace(orders, next_request=number + 1, outstanding={**still_asked, number: order})
+    asked_of = frozenset(o.worker for n, o in same.items() if n in still_asked) | {worker}
+    return _with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
 
 
 def void_listing(orders: PendingRequests) -> PendingRequests:
@@ -255,8 +249,15 @@ def drop_persistent(
     )
 
 
+def persistent_without(orders: PendingRequests, kept: Mapping[int, Request]) -> PersistentSeen:
+    """Counts this job's listing as never asked for if none of the requests for it is `kept`."""
+    lost = any(is_listing(o, older=False) for n, o in orders.outstanding.items() if n not in kept)
+    lost = lost and not any(is_listing(o, older=False) for o in kept.values())
+    return replace(orders.persistent, asked_seconds=None) if lost else orders.persistent
+
+
 def older_without(orders: PendingRequests, kept: Mapping[int, Request]) -> PersistentSeen:
-    """An older job's listing that nobody will answer any more was never asked for."""
+    """Counts an older job's listing as never asked for if a request for it is not `kept`."""
     lost = any(is_listing(o, older=True) for n, o in orders.outstanding.items() if n not in kept)
     return replace(orders.older, asked_seconds=None) if lost else orders.older
 
@@ -265,6 +266,8 @@ def older_without(orders: PendingRequests, kept: Mapping[int, Request]) -> Persi
 
 MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
+MOST_REFUSED = 8
+"""Sentences on records that broke a bound."""
 
 
 def apply_page(orders: PendingRequests, order: Request, page: Listing) -> PendingRequests:
@@ -274,10 +277,10 @@ def apply_page(orders: PendingRequests, order: Request, page: Listing) -> Pendin
         return orders
     error, gathered = page.error, None
     try:
-        gathered = taken(order.gathered, page, asked, orders.max_records)
+        gathered = _with_page(order.gathered, page, asked, orders.max_records)
     except OutOfBounds as refusal:
         error = str(refusal)
-        orders = with_refused(orders, (error,))
+        orders = _with_refused(orders, (error,))
     if error is None and gathered is None and not page.more:
         missing = len(order.gathered.pages) + 1
         error = f"page {missing} of {page.page + 1} of the listing was not received"
@@ -290,39 +293,39 @@ def apply_page(orders: PendingRequests, order: Request, page: Listing) -> Pendin
             replace(orders, outstanding=rest), f"{order.worker} could not {describe_request(order.message)}: {error}"
         )
         seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
-        return with_listing(orders, seen)
-    gathered = gathered.answered(asked.layouts or ())
-    wanted = lacking(gathered.whole(), order.known)
+        return _with_listing(orders, seen)
+    listing = gathered.whole(asked.layouts or ())
+    wanted = _missing_layouts(listing, order.known)
     if wanted:
         number = orders.next_request
         more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted, begin=asked.begin)
-        order = replace(order, message=more, gathered=gathered.asked_anew())
+        order = replace(order, message=more, gathered=PartialListing(listing, heard=gathered.heard))
         return replace(orders, next_request=number + 1, outstanding={**rest, number: order})
     # what others were asked for the same is answered with this
     rest = {n: o for n, o in rest.items() if not _same_listing(o, order)}
-    return _listed(replace(orders, outstanding=rest), order, gathered)
+    return _listed(replace(orders, outstanding=rest), order, listing)
 
 
-def _listed(orders: PendingRequests, order: Request, gathered: PartialListing) -> PendingRequests:
+def _listed(orders: PendingRequests, order: Request, listing: ListingPage) -> PendingRequests:
     older = order.message.older_job if isinstance(order.message, ListPersistent) else None
-    found, entries = gathered.whole(), gathered.whole().entries
+    entries = listing.entries
     # an agent of ours leaves out what breaks a bound, and says so in the words of the error
-    left_out = tuple(one.why for one in found.left_out if OutOfBounds.MARK in one.why)
-    orders = with_refused(replace(orders, refused=()), (*found.refused, *left_out))
-    for why in found.unreadable[:MOST_TOLD]:
+    left_out = tuple(one.why for one in listing.left_out if OutOfBounds.MARK in one.why)
+    orders = _with_refused(replace(orders, refused=()), (*listing.refused, *left_out))
+    for why in listing.unreadable[:MOST_TOLD]:
         orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
     if older is not None:
         entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
-    seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
-    seen = replace(seen, newest_epoch=found.newest_epoch)
+    seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=listing.left_out)
+    seen = replace(seen, newest_epoch=listing.newest_epoch)
     seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
-    named = {m.layout for m in entries}
+    named_layouts = {m.layout for m in entries}
     known = orders.layouts if older is None else orders.older_layouts
-    layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
-    for one in found.left_out[:MOST_TOLD]:
+    layouts = {digest: text for digest, text in {**known, **listing.layouts}.items() if digest in named_layouts}
+    for one in listing.left_out[:MOST_TOLD]:
         orders = with_failure(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
-    if len(found.left_out) > MOST_TOLD:
-        orders = with_failure(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
+    if len(listing.left_out) > MOST_TOLD:
+        orders = with_failure(orders, f"{len(listing.left_out) - MOST_TOLD} more records could not be read")
     if older is not None:
         return replace(orders, older=seen, older_layouts=layouts)
     still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
@@ -340,7 +343,7 @@ def confirm_deletion(orders: PendingRequests, deleted: DropPersistent) -> Pendin
     return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
 
 
-def with_listing(orders: PendingRequests, seen: PersistentSeen) -> PendingRequests:
+def _with_listing(orders: PendingRequests, seen: PersistentSeen) -> PendingRequests:
     """Stores what is known of one job's listing.
 
     What is being deleted from this job's own stays so: another request for a listing, or one that failed, tells nothing of it.
@@ -348,3 +351,10 @@ def with_listing(orders: PendingRequests, seen: PersistentSeen) -> PendingReques
     if seen.older_job is not None:
         return replace(orders, older=seen)
     return replace(orders, persistent=replace(seen, deleting=orders.persistent.deleting))
+
+
+def _with_refused(orders: PendingRequests, sentences: Iterable[str]) -> PendingRequests:
+    """Adds records that broke a bound, once each, keeping the first few."""
+    refused = dict.fromkeys((*orders.refused, *(shorten(one, bounds.MAX_CAUSE_CHARACTERS) for one in sentences)))
+    kept = tuple(refused)[:MOST_REFUSED]
+    return orders if kept == orders.refused else replace(orders, refused=kept)

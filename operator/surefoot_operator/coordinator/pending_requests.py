@@ -1,13 +1,13 @@
 """Holds the unanswered requests to the agents of one job, and what they replied.
 
-Pure, and soft: a new coordinator starts with none and asks again for what still matters. The conversations change it:
-`barrier`, `uploads` and `listings` each have their requests, replies and messages in one file. `conversations`
-gives each reply to the one that it belongs to.
+Pure. Nothing of it is stored: a new coordinator starts with none and asks again for what it still needs. `barrier`,
+`uploads` and `listings` each make their requests and apply the replies to them; `conversations` passes each reply to the
+module that made its request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_records
@@ -25,9 +25,6 @@ from surefoot_operator.job_snapshot import ObservedBarrier, PersistentSeen
 
 RequestMessage = ListPersistent | RepairSave | DropPersistent
 
-MOST_REFUSED = 8
-"""Sentences on records that broke a bound."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -41,18 +38,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PendingRequests:
-    """What agents have not answered, with what earlier answers told.
+    """The requests that agents have not answered yet, and what the coordinator learned from earlier answers.
 
-    Each conversation has a file that alone changes its fields: `barrier`, `uploads`, `listings`.
+    The fields below stand under the name of the module that alone changes them: `barrier`, `uploads`, `listings`.
     """
 
     next_request: int
-    """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
+    """The next request's number. It only grows, and starts above every number of earlier coordinators, so that an answer to
+    one of theirs matches no request of this one."""
     outstanding: Mapping[int, Request] = field(default_factory=dict)
-    """Requests of all conversations that are answered by number."""
+    """Unanswered listings, repairs and deletions, by the number that the answer repeats."""
     retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
-    """Sentences of what agents could not do; taken by whoever logs them."""
+    """A sentence for each request that an agent could not fulfil; the reconciler takes them and records events."""
 
     # barrier
     barrier: ObservedBarrier | None = None
@@ -80,7 +78,7 @@ class PendingRequests:
     refused: tuple[str, ...] = ()
     """Records of the last listing that broke a bound: a sentence each."""
     max_records: int = field(default_factory=lambda: max_records(0))
-    """Manifests of one listing, and of one reading, that are kept: by what the job runs."""
+    """How many manifests one listing, or one reading of a memory server, may have; derived from the job's size."""
 
     _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -104,13 +102,6 @@ def describe_request(message: RequestMessage) -> str:
 def with_failure(orders: PendingRequests, sentence: str) -> PendingRequests:
     """Adds what an agent could not do, keeping the newest."""
     return replace(orders, failures=(*orders.failures, shorten(sentence, MAX_CAUSE_CHARACTERS))[-32:])
-
-
-def with_refused(orders: PendingRequests, sentences: Iterable[str]) -> PendingRequests:
-    """Adds records that broke a bound, once each, keeping the first few."""
-    refused = dict.fromkeys((*orders.refused, *(shorten(one, MAX_CAUSE_CHARACTERS) for one in sentences)))
-    kept = tuple(refused)[:MOST_REFUSED]
-    return orders if kept == orders.refused else replace(orders, refused=kept)
 
 
 def with_barrier(orders: PendingRequests, barrier: ObservedBarrier | None) -> PendingRequests:

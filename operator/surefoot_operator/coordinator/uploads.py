@@ -44,11 +44,6 @@ def promote(orders: PendingRequests, shares: Mapping[WorkerId, PromoteSave]) -> 
     return replace(orders, promotions=wanted, promotion_round=max(newest, orders.promotion_round))
 
 
-def desired_upload(orders: PendingRequests, worker: WorkerId) -> PromoteSave | None:
-    """Returns the share that this worker's agent must have received; None: it uploads nothing."""
-    return orders.promotions.get(worker)
-
-
 def apply_reply(orders: PendingRequests, worker: WorkerId, message: Persisted) -> PendingRequests:
     """Records that a save was uploaded, or why it was not."""
     if message.error is not None:
@@ -64,10 +59,12 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: Persisted) -
     if message.save not in orders.promoted.get(checkpoint, frozenset()):
         spent[worker] = spent.get(worker, 0.0) + message.seconds
     times = {**orders.promotion_times, checkpoint: spent}
-    for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
-        del promoted[oldest]
-        times.pop(oldest, None)
-    return replace(orders, promoted=promoted, promotion_times=times)
+    newest = _newest_checkpoints(promoted)
+    return replace(
+        orders,
+        promoted={c: saves for c, saves in promoted.items() if c in newest},
+        promotion_times={c: seconds for c, seconds in times.items() if c in newest},
+    )
 
 
 def promotion_seconds(orders: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
@@ -76,15 +73,20 @@ def promotion_seconds(orders: PendingRequests, checkpoint: Checkpoint | None) ->
     return max(spent.values()) if spent else None
 
 
+def _newest_checkpoints(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
+    """Returns those of which uploads are remembered."""
+    return frozenset(sorted(set(checkpoints), key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:])
+
+
 def _known_unreadable(orders: PendingRequests, save: RankSave) -> PendingRequests:
-    found = orders.unreadable | {save}
-    newest = sorted({s.checkpoint for s in found}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
-    return replace(orders, unreadable=frozenset(s for s in found if s.checkpoint in newest))
+    unreadable = orders.unreadable | {save}
+    newest = _newest_checkpoints(s.checkpoint for s in unreadable)
+    return replace(orders, unreadable=frozenset(s for s in unreadable if s.checkpoint in newest))
 
 
 def _stumbled(orders: PendingRequests, save: RankSave) -> PendingRequests:
     counts = {**orders.stumbled, save: orders.stumbled.get(save, 0) + 1}
-    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
+    newest = _newest_checkpoints(s.checkpoint for s in counts)
     return replace(orders, stumbled={s: n for s, n in counts.items() if s.checkpoint in newest})
 
 
