@@ -1,7 +1,8 @@
 """Exports the metrics of each job, read from its last reconcile when Prometheus scrapes.
 
-A metric is declared here, and its series are yielded by `JobMetrics.series`; docs/operations.md says what it means.
-Nothing is kept a series, so nothing has to be removed: a job that ends, or that another replica leads, is not read.
+This module declares each metric, and `JobMetrics.series` yields its series; docs/operations.md says what it means. No
+series outlives a scrape, so none has to be removed: once the reconciler calls `forget`, because the job was deleted or
+another replica leads it, the next scrape shows nothing of the job.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, TypeAlias, get_args
@@ -31,6 +32,8 @@ from surefoot_operator.policy.maintenance.memory_budget import HolderShare
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 Labels = tuple[str, ...]
+_JobName: TypeAlias = tuple[str, str]
+"""Its namespace and its name."""
 _Durations: TypeAlias = tuple[float, ...]
 """Of a histogram's series: the sum of its seconds, then the count in each bucket."""
 
@@ -165,6 +168,7 @@ class JobMetrics:
     """What one job shows: its last reconcile, and what was counted since it is looked after here."""
 
     def __init__(self) -> None:
+        self._shown_as: _JobName | None = None
         self._last: tuple[Observed, JobStatus] | None = None
         self._counts: dict[_Key, float] = {}
         self._durations: dict[str, _Durations] = {}
@@ -172,6 +176,8 @@ class JobMetrics:
         self._newest: dict[str, tuple[Checkpoint, float]] = {}
         """Tier -> its newest complete checkpoint, and when it was first seen to be complete."""
         self._copies: int | None = None
+        self._slowdown_ratio: float | None = None
+        """Of the worst straggler in the newest committed world."""
         self._shares: tuple[HolderShare, ...] = ()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
@@ -185,11 +191,13 @@ class JobMetrics:
             unrecoverable = frozenset(h.checkpoint for h in kept.unrecoverable)
             self._count(incomplete, len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
+        if status.world is not None and status.world.members and _has_committed(status):
+            self._slowdown_ratio = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
         for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.floor)):
             if checkpoint is not None and (tier not in self._newest or self._newest[tier][0] != checkpoint):
                 self._newest[tier] = checkpoint, seen.now
         self._last = seen, status
-        job_collector.show(seen.job, self)
+        self._show_as(seen.job)
 
     def count_changes(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
         """Counts what is new in a status that was just written."""
@@ -206,11 +214,16 @@ class JobMetrics:
                 self._incident_seconds[incident.kind] = incident.detected_seconds
             if incident.first_step_seconds is not None and _name(incident) not in over:
                 self._count_recovery(incident)
-        job_collector.show(job, self)
+        self._show_as(job)
 
     def forget(self) -> None:
         """The job is not looked after here any more."""
-        job_collector.forget(self)
+        if self._shown_as is not None:
+            job_collector.forget(self._shown_as, self)
+
+    def _show_as(self, job: TrainingJob) -> None:
+        self._shown_as = job.namespace, job.name
+        job_collector.show(self._shown_as, self)
 
     def series(self) -> Iterator[_Series]:
         """Yields what the job shows now. Prometheus asks in a thread of its own: `copy` of a dictionary is one step."""
@@ -222,11 +235,14 @@ class JobMetrics:
             yield incident_at, (kind,), detected_seconds
         if self._last is not None:
             seen, status = self._last
-            yield from self._series_while_it_exists(seen, status)
+            time_spent = seconds_spent(status.time_spent, seen.now)
+            yield from self._series_while_it_exists(seen, status, time_spent)
             if not _is_over(status):
-                yield from self._series_until_it_ends(seen, status)
+                yield from self._series_until_it_ends(seen, status, time_spent)
 
-    def _series_while_it_exists(self, seen: Observed, status: JobStatus) -> Iterator[_Series]:
+    def _series_while_it_exists(
+        self, seen: Observed, status: JobStatus, time_spent: Mapping[str, float]
+    ) -> Iterator[_Series]:
         world = status.world
         for name in _PHASES if world is not None or self._durations else (status.phase,):
             yield phase, (name,), status.phase == name
@@ -236,12 +252,14 @@ class JobMetrics:
         # 0 is what a rank has told that made no step in this world yet: the job is where it was
         steps = [s.progress.step for s in seen.sessions if s.epoch == epoch and s.progress.step]
         yield job_step, (), max(steps, default=status.step)
-        goodput_now = goodput(seconds_spent(status.time_spent, seen.now))
+        goodput_now = goodput(time_spent)
         if goodput_now is not None:
             yield goodput_ratio, (), goodput_now
 
-    def _series_until_it_ends(self, seen: Observed, status: JobStatus) -> Iterator[_Series]:
-        for category, seconds in seconds_spent(status.time_spent, seen.now).items():
+    def _series_until_it_ends(
+        self, seen: Observed, status: JobStatus, time_spent: Mapping[str, float]
+    ) -> Iterator[_Series]:
+        for category, seconds in time_spent.items():
             if seconds:
                 yield time_seconds, (category,), seconds
         if status.data is not None:
@@ -264,9 +282,8 @@ class JobMetrics:
             yield complete_step, (tier,), checkpoint.step
             yield complete_at, (tier,), complete_seconds
         yield from _interval_series(seen.job, status)
-        if _has_committed(status):
-            worst = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
-            yield straggler_slowdown_ratio, (), worst
+        if self._slowdown_ratio is not None:
+            yield straggler_slowdown_ratio, (), self._slowdown_ratio
         if status.last_good is not None:
             yield good_step, (), status.last_good.step
 
@@ -291,7 +308,7 @@ class JobMetrics:
         for recovery_phase, at_seconds in zip(_RECOVERY, moments, strict=True):
             if at_seconds is not None:
                 seconds = max(0.0, at_seconds - incident.detected_seconds)
-                total, *counts = self._durations.get(recovery_phase, _NO_DURATIONS)
+                total, *counts = self._durations[recovery_phase]
                 counts[bisect_left(_BOUNDS, seconds)] += 1.0
                 self._durations[recovery_phase] = (total + seconds, *counts)
         self._count(lost_steps, incident.steps_lost or 0)
@@ -367,14 +384,14 @@ class JobCollector(Collector):
     """Renders the series of every job that is looked after here, as prometheus-client collects them."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[str, str], JobMetrics] = {}
+        self._jobs: dict[_JobName, JobMetrics] = {}
 
-    def show(self, job: TrainingJob, shown: JobMetrics) -> None:
-        self._jobs[job.namespace, job.name] = shown
+    def show(self, name: _JobName, shown: JobMetrics) -> None:
+        self._jobs[name] = shown
 
-    def forget(self, shown: JobMetrics) -> None:
+    def forget(self, name: _JobName, shown: JobMetrics) -> None:
         """The job is not shown any more; a later one of its name is."""
-        for name in [name for name, other in self._jobs.items() if other is shown]:
+        if self._jobs.get(name) is shown:
             del self._jobs[name]
 
     def describe(self) -> Iterator[Metric]:
