@@ -101,7 +101,7 @@ UNNAMED_SECONDS = 60.0
 
 
 class LayoutShelf:
-    """Layout records by digest; `add` may be called in threads."""
+    """Layout records by digest; `add_verified` may be called in threads."""
 
     def __init__(self) -> None:
         self.max_values = bounds.max_layout_values(0)

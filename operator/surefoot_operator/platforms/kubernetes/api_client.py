@@ -228,14 +228,11 @@ class Api:
         query: Mapping[str, str | int] | None = None,
         kind: str = "application/json",
     ) -> Body:
-        return _mapping(f"{method} {path}", await self._answer(method, path, body, query or {}, kind))
-
-    async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
         asked, call = f"{method} {path}", api_objects.call_of(method, path, body, self._job)
         if method != "GET":
             self.check_allowed()
         try:
-            response = await self._send(method, path, body, query, kind, self._timeout)
+            response = await self._send(method, path, body, query or {}, kind, self._timeout)
             async with response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -243,7 +240,7 @@ class Api:
         if not 200 <= response.status < 300:
             raise self._refused(call, refusal(asked, response.status, text))
         self.refused.accept(call, time.monotonic())
-        return text
+        return _mapping(asked, text)
 
     def _refused(self, call: ApiCall, error: ApiRefused) -> ApiRefused:
         if api_objects.is_there(call, error):
