@@ -263,10 +263,11 @@ class HealthPolicy:
     """A silent worker is lost after this. Broken connections and ended processes are noticed at once. At least two
     heartbeats."""
     step_timeout_seconds: PositiveSeconds = 600.0
-    """No step for so long, after an epoch's first, is a hang, whether the operator or an agent notices it first. Sooner
-    where every rank's stack shows that nothing moves ([docs/operations.md](operations.md#a-job-that-makes-no-step)), later
-    within `Checkpointer.pause`. A rank is blamed for it only if its stack differs from all others', or its worker stands at
-    an earlier step than all others and all are heard: else nobody is, and no node comes to be avoided for it."""
+    """Once a world has made its first step, it counts as hung if it makes no step for this long, and the job restarts from
+    its last checkpoint. The job restarts sooner where the stacks of all ranks show that nothing moves
+    ([docs/operations.md](operations.md#a-job-that-makes-no-step)), and later while the program is within
+    `Checkpointer.pause`. Surefoot blames a rank, and avoids its node, only if that rank's stack differs from all others', or
+    if every worker reports its step and the rank's worker alone is behind. Otherwise it blames no rank and avoids no node."""
     node_signals: NodeSignals | None = None
     """[Node taints, conditions and labels that make the job move its workers off a node](#spechealthpolicynodesignals).
     Without it those listed there."""
@@ -327,9 +328,11 @@ class MemoryTierSpec:
     keep: Annotated[int, Field(unit="checkpoints", least=1, most=1000)] = 2
     """Complete checkpoints that stay. The newest complete one is never deleted."""
     size_limit_bytes: Annotated[int | None, Field(unit="bytes", quantity=True, name="sizeLimit")] = None
-    """What one node may hold. Under `surefoot local` its Redis' limit, 2Gi if left out; on a cluster that is
-    `memoryTier.maxMemory` of the chart, and this what the job is judged by (`CheckpointsFit`) and
-    [held to](memory-tier.md#what-one-job-may-take). When it is full training goes on and saving waits."""
+    """The memory that this job's checkpoints may take on each node. On a cluster the chart's `memoryTier.maxMemory` limits
+    the node's memory servers for all jobs together; `sizeLimit` limits this job: the condition `CheckpointsFit` compares
+    the job's need with it, and a job that exceeds it [may not write to that node's memory server](memory-tier.md#what-one-job-may-take)
+    until it is below again. `surefoot local` starts each node's Redis with this limit, with 2Gi if it is left out. While the
+    memory is full, the training goes on and saves wait."""
     topology_key: Annotated[
         str,
         Field(
@@ -697,11 +700,11 @@ class TrainingJob:
     spec: TrainingJobSpec
     deleted: bool = False
     held: bool = False
-    """Its deletion waits for this operator, which has something to delete first."""
+    """It has this operator's finalizer: once deleted, its object stays until the operator has deleted its persistent data."""
     accepted_loss: str = ""
-    """What its annotation `ACCEPT_LOSS` says; empty: nothing."""
+    """The value of the job's annotation `ACCEPT_LOSS`; empty: the job has no such annotation."""
     rollback: str = ""
-    """What its annotation `ROLLBACK` says; empty: nothing."""
+    """The value of the job's annotation `ROLLBACK`; empty: the job has no such annotation."""
 
 
 # ---- gang schedulers -------------------------------------------------------------------------------------------------

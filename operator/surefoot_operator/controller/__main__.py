@@ -1,6 +1,6 @@
 """Runs `surefoot-operator`, the operator of a cluster, as a kopf operator.
 
-kopf has the process: signals, startup and cleanup. What it has not, and why, is in docs/adr/0005.
+kopf handles signals, startup and cleanup of the process. docs/adr/0005 says what kopf does not do here, and why.
 
 Exits with 0 after SIGTERM or SIGINT, with 1 and a message if it cannot run, with 2 for a setting that is not allowed.
 """

@@ -1,7 +1,8 @@
 """Assembles, starts and stops the operator of a cluster.
 
-Run by kopf, whose handlers `__main__` has. A standby replica has everything but the jobs: it watches, listens, and refers agents to the leader.
-Its memory is soft: status is stored in the API server, everything else is reported again.
+`__main__` has kopf run it. A standby replica does everything but plan jobs: it watches the cluster, listens to agents and
+refers them to the leader. A replica stores nothing on disk: a job's status lies in the API server, and agents and holders
+report the rest again to each new leader.
 """
 
 from __future__ import annotations

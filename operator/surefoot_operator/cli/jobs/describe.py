@@ -183,12 +183,12 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     protected = next((one.status for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), "Unknown")
     newest, floor = status.last_complete, status.floor
     if protected == "True" and newest is not None:
-        return newest.step, f"{newest}, complete and protected"
+        return newest.step, f"{newest} (complete and protected)"
     if floor is not None:
-        return floor.step, f"{floor}, in the persistent tier"
+        return floor.step, f"{floor} (in the persistent tier)"
     if protected == "False" and newest is None:
-        return 0, "the beginning: nothing is saved"
-    return None, "not known: no checkpoint is known to survive it"
+        return 0, "the beginning (nothing is saved)"
+    return None, "an unknown checkpoint (none is known to outlive the node)"
 
 
 def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
@@ -322,8 +322,8 @@ def _head(found: JobDescription) -> list[str]:
     if one.world_ranks is not None:
         world = f"epoch {one.epoch}, {one.world_ranks} ranks, began at step {number(found.began_step)}: {found.world_reason}"
     newest = "none yet" if pace.checkpoint_step is None else f"step {saved(pace)}"
-    kept = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
-    kept += "" if found.good_step is None else f"; proven good: {found.good_step}"
+    other_checkpoints = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
+    other_checkpoints += "" if found.good_step is None else f"; proven good: {found.good_step}"
     rows = (
         ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
@@ -331,7 +331,7 @@ def _head(found: JobDescription) -> list[str]:
         ("Step", f"{progressed(pace)}{rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
         *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
-        ("Checkpoint", f"{newest}{kept}"),
+        ("Checkpoint", f"{newest}{other_checkpoints}"),
         *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
         *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
@@ -377,15 +377,15 @@ def _at_risk(found: JobDescription) -> str:
 
 
 def _node_lost(cost: NodeLossCost) -> str:
-    again = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
-    after = _counted(cost.workers_after, "worker goes on", "workers go on")
-    after = after if cost.workers_after else "training waits for a replacement"
-    return f"restored: {cost.restored}{again}; {after}"
+    again = "" if cost.steps_again is None else f" and runs {_counted(cost.steps_again, 'step', 'steps')} again"
+    workers = _counted(cost.workers_after, "worker", "workers")
+    after = f"with {workers}" if cost.workers_after else "once the node is replaced"
+    return f"training resumes from {cost.restored}{again}, {after}"
 
 
 def _recovery(medians: dict[str, float]) -> str:
-    told = ", ".join(f"{seconds:.1f} s after a {kind}" for kind, seconds in medians.items())
-    return f"{told}, the median of this job's own"
+    typical = ", ".join(f"{seconds:.1f} s after a {kind}" for kind, seconds in medians.items())
+    return f"{typical}, the median of this job's own"
 
 
 def _budget(name: str, used_and_limit: tuple[int, int]) -> str:

@@ -359,7 +359,7 @@ class Machine:
         return found
 
     def take_back(self, name: str, kind: str) -> None:
-        """Asks for it no longer; what has been done stands."""
+        """Removes a word that no process has read yet; what a process did upon one that it has read stands."""
         (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
 
     def ask_trainers(self, name: str, kind: str, text: str = "") -> bool:
@@ -405,13 +405,13 @@ class Machine:
         self._operator = self._spawn(command, "operator.log")
 
     def kill_operator(self) -> None:
-        """Kills it until `start_operator`; its end is then no surprise."""
+        """Kills the operator. `operator_exit_code` then reports no unexpected end, until `start_operator` starts another."""
         if self._operator is not None:
             self._end_group(self._operator)
             self._operator = None
 
     def operator_exit_code(self) -> int | None:
-        """The code of an operator that ended by itself; None while it runs, and after `kill_operator`."""
+        """Returns the exit code of an operator that ended by itself; None while it runs, and after `kill_operator`."""
         return None if self._operator is None else self._operator.poll()
 
     # ---- processes ------------------------------------------------------------------------------------------------

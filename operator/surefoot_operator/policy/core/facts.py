@@ -579,10 +579,7 @@ def saving_steps(facts: JobFacts) -> int:
 
 
 def sealed_holders(facts: TierFacts, epoch: int) -> tuple[HolderSeen, ...]:
-    """Holders that are sealed at `epoch`, and were read since.
-
-    By the operator, or by an agent in its place.
-    """
+    """Returns the holders that the operator sealed at `epoch` and whose index it has read since."""
     return sealed_at(facts.holder_list, epoch)
 
 

@@ -122,10 +122,10 @@ def at_risk(spec: dict[str, Any], **changes: Any) -> JobDescription:
 @pytest.mark.parametrize(
     ("changes", "steps", "said"),
     [
-        ({"conditions": (PROTECTED,)}, 2, "complete and protected (2 steps again); 2 workers go on"),
+        ({"conditions": (PROTECTED,)}, 2, "(complete and protected) and runs 2 steps again, with 2 workers"),
         ({"conditions": (replace(PROTECTED, status="False"),), "floor": Checkpoint(1, 30)}, 12, "persistent tier"),
-        ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "not known"),
-        ({"conditions": ()}, None, "not known"),
+        ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "an unknown checkpoint"),
+        ({"conditions": ()}, None, "an unknown checkpoint"),
         ({"conditions": (replace(PROTECTED, status="False"),), "last_complete": None}, 42, "the beginning"),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_the_loss_of_a_node_costs_depends_on_what_survives_it(
 
 def test_a_job_of_fixed_size_waits_for_a_replacement_of_a_lost_node() -> None:
     told = "\n".join(description_lines(at_risk({"replicas": 3}, conditions=(PROTECTED,))))
-    assert "(2 steps again); training waits for a replacement" in told
+    assert "and runs 2 steps again, once the node is replaced" in told
 
 
 @pytest.mark.parametrize("changes", [{"world": None, "lineage": ()}, {"phase": "Complete", "message": "over"}])
