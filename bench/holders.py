@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from surefoot.memory_server import server_process
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import ServerSettings
+from surefoot_operator.platforms.local.node_process import free_port
 
 JOB = "bench"
 NODES = ("node-a", "node-b")
@@ -98,10 +98,3 @@ def running(state_bytes: int) -> Iterator[Tier]:
                 keeper.wait()
             for one in started:
                 one.kill()
-
-
-def free_port() -> int:
-    """Finds a loopback port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

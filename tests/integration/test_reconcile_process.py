@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +13,7 @@ from pathlib import Path
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from surefoot_operator.platforms.local.node_process import free_port
 
 
 @contextmanager

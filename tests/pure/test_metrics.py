@@ -256,6 +256,24 @@ def test_the_worst_stragglers_slowdown_is_shown_and_one_while_there_is_none() ->
         figures.forget()
 
 
+def test_the_stragglers_slowdown_keeps_its_last_value_while_the_world_changes() -> None:
+    figures, seen = JobMetrics(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    assert seen.status.membership is not None
+    slow = replace(seen.status, stragglers=(Straggler(0, 0, "n0", 1.5, 0.1, 5, BEGAN),))
+    claimed = replace(seen.status, membership=replace(seen.status.membership, generation=3, state="Claimed"))
+    try:
+        figures.update_gauges(seen, claimed, None)
+        assert not any("straggler" in name for name in of_job()), "no generation was committed yet"
+        for status in (slow, claimed):
+            figures.update_gauges(seen, status, None)
+            assert value("surefoot_straggler_slowdown_ratio") == 1.5
+        figures.update_gauges(seen, replace(claimed, phase="Failed"), None)
+        assert not any("straggler" in name for name in of_job())
+    finally:
+        figures.forget()
+
+
 def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> None:
     figures, namesake, named = JobMetrics(), JobMetrics(), replace(job(), name='a "quoted\\\n', namespace="figured")
     theirs = CollectorRegistry()

@@ -93,8 +93,8 @@ def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogC
 
 def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
     """The newest incident that names a rank or worker; None: nobody is blamed."""
-    named = (one for one in reversed(incidents) if one.kind != "planned" and (one.rank, one.worker) != (None, None))
-    return next(named, None)
+    blamed = (one for one in reversed(incidents) if one.kind != "planned" and (one.rank, one.worker) != (None, None))
+    return next(blamed, None)
 
 
 def heading(choice: LogChoice, worker: int, attempt: int) -> str:
@@ -121,10 +121,10 @@ def first_log(choices: Sequence[LogChoice], select: Callable[[LogChoice], Log | 
 async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) -> None:
     stored = await read_job(cluster, args.job)
     pods = await read_worker_pods(cluster, stored)
-    found = first_log(log_choices(stored.status, args), lambda choice: select_pod(choice, stored, pods))
-    if found is None:
+    selected = first_log(log_choices(stored.status, args), lambda choice: select_pod(choice, stored, pods))
+    if selected is None:
         return
-    choice, pod = found
+    choice, pod = selected
     say(heading(choice, _label(pod, api_objects.WORKER_INDEX), _label(pod, api_objects.ATTEMPT)))
     lines = _pod_lines(cluster, pod, args, choice.rank)
     if args.follow:
@@ -228,10 +228,10 @@ class LogFile:
 def _show_file(args: argparse.Namespace) -> None:
     logs = RunFolder(args.run_folder).logs
     choices = log_choices(read_run(args.run_folder).stored.status, args)
-    found = first_log(choices, lambda choice: select_file(choice, logs))
-    if found is None:
+    selected = first_log(choices, lambda choice: select_file(choice, logs))
+    if selected is None:
         return
-    choice, file = found
+    choice, file = selected
     if args.follow:
         raise UsageError(f"--follow needs a cluster; this log is a file: tail -f {file.path}")
     say(heading(choice, file.worker, file.attempt))

@@ -66,10 +66,13 @@ def apply_reply(requests: PendingRequests, worker: WorkerId, message: UploadRepl
     if message.save not in requests.uploaded.get(checkpoint, frozenset()):
         seconds_by_worker[worker] = seconds_by_worker.get(worker, 0.0) + message.seconds
     upload_times = {**requests.upload_times, checkpoint: seconds_by_worker}
-    for oldest in sorted(saves_by_checkpoint, key=lambda c: (c.step, c.generation))[:-MOST_PROMOTED]:
-        del saves_by_checkpoint[oldest]
-        upload_times.pop(oldest, None)
-    return replace(requests, uploaded=saves_by_checkpoint, upload_times=upload_times)
+    newest = _newest_checkpoints(saves_by_checkpoint)
+    return replace(
+        requests,
+        uploaded={c: saves for c, saves in saves_by_checkpoint.items() if c in newest},
+        # a checkpoint that retention deleted has no uploaded save: its time would stay for ever
+        upload_times={c: seconds for c, seconds in upload_times.items() if c in newest},
+    )
 
 
 def promotion_seconds(requests: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
@@ -78,18 +81,21 @@ def promotion_seconds(requests: PendingRequests, checkpoint: Checkpoint | None) 
     return max(seconds_by_worker.values()) if seconds_by_worker else None
 
 
+def _newest_checkpoints(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
+    """Returns the checkpoints whose upload results are remembered."""
+    return frozenset(sorted(set(checkpoints), key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:])
+
+
 def _add_unreadable_save(requests: PendingRequests, save: RankSave) -> PendingRequests:
     unreadable_saves = requests.unreadable | {save}
-    newest_checkpoints = sorted({s.checkpoint for s in unreadable_saves}, key=lambda c: (c.step, c.generation))[
-        -MOST_PROMOTED:
-    ]
-    return replace(requests, unreadable=frozenset(s for s in unreadable_saves if s.checkpoint in newest_checkpoints))
+    newest = _newest_checkpoints(s.checkpoint for s in unreadable_saves)
+    return replace(requests, unreadable=frozenset(s for s in unreadable_saves if s.checkpoint in newest))
 
 
 def _count_failed_upload(requests: PendingRequests, save: RankSave) -> PendingRequests:
     counts = {**requests.failed_uploads, save: requests.failed_uploads.get(save, 0) + 1}
-    newest_checkpoints = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
-    return replace(requests, failed_uploads={s: n for s, n in counts.items() if s.checkpoint in newest_checkpoints})
+    newest = _newest_checkpoints(s.checkpoint for s in counts)
+    return replace(requests, failed_uploads={s: n for s, n in counts.items() if s.checkpoint in newest})
 
 
 def _retry_upload(requests: PendingRequests, worker: WorkerId, save: RankSave) -> PendingRequests:

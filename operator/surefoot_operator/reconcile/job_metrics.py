@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, TypeAlias, get_args
@@ -31,6 +31,8 @@ from surefoot_operator.policy.maintenance.memory_budget import MemoryServerBudge
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 Labels = tuple[str, ...]
+_JobName: TypeAlias = tuple[str, str]
+"""Namespace and name of a job."""
 _Durations: TypeAlias = tuple[float, ...]
 """Values of a histogram series: the sum of its seconds, then the count in each bucket."""
 
@@ -178,6 +180,10 @@ class JobMetrics:
         """By tier: its newest complete checkpoint, and when it was first observed to be complete."""
         self._copies: int | None = None
         """Copies of the newest complete checkpoint, the minimum over its ranks; None: not known yet."""
+        self._slowdown_ratio: float | None = None
+        """Slowdown of the worst straggler of the newest committed generation; None: none was committed yet."""
+        self._name: _JobName | None = None
+        """Name under which the metrics are exported."""
         self._shares: tuple[MemoryServerBudget, ...] = ()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
@@ -191,11 +197,14 @@ class JobMetrics:
             unrecoverable = frozenset(h.checkpoint for h in maintenance.unrecoverable)
             self._count(incomplete, len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
+        if status.membership is not None and status.membership.members and _has_committed(status):
+            # kept while the next generation is claimed: a series that vanishes at each restart breaks its graph
+            self._slowdown_ratio = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
         for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.last_uploaded)):
             if checkpoint is not None and (tier not in self._newest or self._newest[tier][0] != checkpoint):
                 self._newest[tier] = checkpoint, snapshot.now_seconds
         self._last = snapshot, status
-        job_collector.show(snapshot.job, self)
+        self._export(snapshot.job)
 
     def count_changes(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
         """Counts the incidents, restarts and rollbacks that a status just written adds."""
@@ -212,11 +221,16 @@ class JobMetrics:
                 self._incident_seconds[incident.kind] = incident.detected_seconds
             if incident.first_step_seconds is not None and _name(incident) not in recovered_before:
                 self._count_recovery(incident)
-        job_collector.show(job, self)
+        self._export(job)
 
     def forget(self) -> None:
         """Ends the export: the job ended or this replica no longer leads it."""
-        job_collector.forget(self)
+        if self._name is not None:
+            job_collector.forget(self._name, self)
+
+    def _export(self, job: TrainingJob) -> None:
+        self._name = job.namespace, job.name
+        job_collector.show(self._name, self)
 
     def series(self) -> Iterator[_Series]:
         """Yields the job's current series."""
@@ -229,11 +243,14 @@ class JobMetrics:
             yield incident_seconds, (kind,), detected_seconds
         if self._last is not None:
             snapshot, status = self._last
-            yield from self._series_while_it_exists(snapshot, status)
+            time_spent = seconds_spent(status.time_spent, snapshot.now_seconds)
+            yield from self._series_while_it_exists(snapshot, status, time_spent)
             if not _is_over(status):
-                yield from self._series_until_it_ends(snapshot, status)
+                yield from self._series_until_it_ends(snapshot, status, time_spent)
 
-    def _series_while_it_exists(self, snapshot: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
+    def _series_while_it_exists(
+        self, snapshot: JobSnapshot, status: JobStatus, time_spent: Mapping[str, float]
+    ) -> Iterator[_Series]:
         membership = status.membership
         for name in _PHASES if membership is not None or self._durations else (status.phase,):
             yield phase, (name,), status.phase == name
@@ -243,12 +260,14 @@ class JobMetrics:
         # Ranks report step 0 until their first step of this generation: the job is still where it was.
         steps = [s.progress.step for s in snapshot.sessions if s.generation == generation and s.progress.step]
         yield job_step, (), max(steps, default=status.step)
-        goodput_now = goodput(seconds_spent(status.time_spent, snapshot.now_seconds))
+        goodput_now = goodput(time_spent)
         if goodput_now is not None:
             yield goodput_ratio, (), goodput_now
 
-    def _series_until_it_ends(self, snapshot: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
-        for category, seconds in seconds_spent(status.time_spent, snapshot.now_seconds).items():
+    def _series_until_it_ends(
+        self, snapshot: JobSnapshot, status: JobStatus, time_spent: Mapping[str, float]
+    ) -> Iterator[_Series]:
+        for category, seconds in time_spent.items():
             if seconds:
                 yield time_seconds, (category,), seconds
         if status.data is not None:
@@ -271,9 +290,8 @@ class JobMetrics:
             yield complete_step, (tier,), checkpoint.step
             yield complete_seconds, (tier,), at_seconds
         yield from _interval_series(snapshot.job, status)
-        if _has_committed(status):
-            worst_ratio = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
-            yield straggler_slowdown_ratio, (), worst_ratio
+        if self._slowdown_ratio is not None:
+            yield straggler_slowdown_ratio, (), self._slowdown_ratio
         if status.last_good is not None:
             yield good_step, (), status.last_good.step
 
@@ -298,7 +316,7 @@ class JobMetrics:
         for recovery_phase, at_seconds in zip(_RECOVERY, phase_ends, strict=True):
             if at_seconds is not None:
                 seconds = max(0.0, at_seconds - incident.detected_seconds)
-                total, *counts = self._durations.get(recovery_phase, _NO_DURATIONS)
+                total, *counts = self._durations[recovery_phase]
                 counts[bisect_left(_BOUNDS, seconds)] += 1.0
                 self._durations[recovery_phase] = (total + seconds, *counts)
         self._count(lost_steps, incident.steps_lost or 0)
@@ -374,15 +392,15 @@ class JobCollector(Collector):
     """Renders the series of every job that this replica leads, for prometheus-client."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[str, str], JobMetrics] = {}
+        self._jobs: dict[_JobName, JobMetrics] = {}
 
-    def show(self, job: TrainingJob, job_metrics: JobMetrics) -> None:
+    def show(self, name: _JobName, job_metrics: JobMetrics) -> None:
         """Exports the job's metrics; they replace those of an earlier job of the same name."""
-        self._jobs[job.namespace, job.name] = job_metrics
+        self._jobs[name] = job_metrics
 
-    def forget(self, job_metrics: JobMetrics) -> None:
+    def forget(self, name: _JobName, job_metrics: JobMetrics) -> None:
         """Ends the export of these metrics, unless a later job of the same name has replaced them."""
-        for name in [name for name, other in self._jobs.items() if other is job_metrics]:
+        if self._jobs.get(name) is job_metrics:
             del self._jobs[name]
 
     def describe(self) -> Iterator[Metric]:

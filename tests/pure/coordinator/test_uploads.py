@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.talk import CLAIMED, A, talking, words
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import UploadReply, UploadSave
-from surefoot_operator.coordinator import uploads
+from surefoot_operator.coordinator import listings, uploads
 from surefoot_operator.coordinator.desired_messages import outbox_diff
 from surefoot_operator.coordinator.sessions import apply_membership, apply_message
 
@@ -47,6 +47,16 @@ def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
     assert len(sessions.orders.failed_uploads) == uploads.MOST_PROMOTED
     assert len(sessions.orders.uploaded) == uploads.MOST_PROMOTED
     assert Checkpoint(2, 49) in sessions.orders.uploaded
+
+
+def test_the_seconds_of_an_upload_go_with_its_checkpoint() -> None:
+    """Retention deletes each checkpoint some time after its upload: its seconds would stay for as long as the job runs."""
+    older, newer = RankSave(2, 50, 0), RankSave(2, 60, 0)
+    sessions = apply_message(talking(), A, UploadReply(older, seconds=3.0), 1002.0)
+    assert uploads.promotion_seconds(sessions.orders, older.checkpoint) == 3.0
+    orders = listings.drop_persistent(sessions.orders, A, 2, (older.checkpoint,), 1003.0)
+    sessions = apply_message(replace(sessions, orders=orders), A, UploadReply(newer, seconds=4.0), 1004.0)
+    assert sessions.orders.upload_times == {newer.checkpoint: {A: 4.0}}
 
 
 def test_what_an_upload_found_to_be_unreadable_is_remembered_of_the_newest_few() -> None:

@@ -199,8 +199,8 @@ def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
     if node is not None:
         node, given = f"node-{node}" if node.isdigit() else node, node
         if node not in nodes:
-            known = ", ".join(nodes[:8]) + (f", … {nodes[-1]}" if len(nodes) > 8 else "")
-            raise refuse(f"there is no node {shorten(given)}; nodes are {known}")
+            node_names = ", ".join(nodes[:8]) + (f", … {nodes[-1]}" if len(nodes) > 8 else "")
+            raise refuse(f"there is no node {shorten(given)}; nodes are {node_names}")
     if words is None:
         return Fault(name, node, step, kind.default_seconds)
     if kind.end is None:

@@ -96,8 +96,8 @@ def counted_lines_of(run: RunRecords) -> LinesByStep:
 def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple[LinesByStep, SampleAccount | None]:
     """Drops the steps that an unfinished run has only begun, and counts samples of the others."""
     ranks = world_size_by_step(counted, run.lineage)
-    kept = counted if is_complete else drop_unfinished(counted, ranks)
-    return kept, count_samples(kept, first_step(run.lineage), ranks, skips_of(run.lineage, run.skipped))
+    final_lines = counted if is_complete else drop_unfinished(counted, ranks)
+    return final_lines, count_samples(final_lines, first_step(run.lineage), ranks, skips_of(run.lineage, run.skipped))
 
 
 def read_losses(progress: RunProgress) -> dict[int, float]:
@@ -346,9 +346,9 @@ def build_conclusion(ended: FinishedRun, reference: FinishedRun | None) -> Concl
     """Builds the report and closing lines of a run and its reference."""
     progress = ended.progress
     run = read_records(progress, ended.struck)
-    kept, account = count_run(run, counted_lines_of(run), ended.outcome == "Complete")
+    final_lines, account = count_run(run, counted_lines_of(run), ended.outcome == "Complete")
     if reference is not None:
-        run = dataclasses.replace(run, comparison=_compare(ended, reference, mean_loss_by_step(kept)))
+        run = dataclasses.replace(run, comparison=_compare(ended, reference, mean_loss_by_step(final_lines)))
     report = build_report(ended.outcome, run, account, progress.status)
     lines = timeline(report)
     lines += [f"fault not injected, its step was never finished: {fault}" for fault in ended.not_injected]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.identities import MemoryServerEndpoint
+from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint
 from surefoot.protocol.text import join_names
 from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.core.availability import node_lost
@@ -157,7 +157,8 @@ def _rejects_operator(facts: TierFacts, endpoint: MemoryServerEndpoint) -> bool:
 
 def unreachable_message(facts: Facts) -> str:
     """Returns the message while the operator cannot reach most memory servers; empty while it can."""
-    unreachable = mostly_unreachable(facts)
+    # In a fixed order: a message that named the error of another server each time would be written again and again.
+    unreachable = sorted(mostly_unreachable(facts), key=ENDPOINT_ORDER)
     unreachable_states = [facts.servers[e.instance] for e in unreachable if e.instance in facts.servers]
     # Short interruptions are normal, and not worth a message.
     if not unreachable_states or facts.now < max(h.since_seconds for h in unreachable_states) + NOTED_SECONDS:
@@ -166,7 +167,7 @@ def unreachable_message(facts: Facts) -> str:
         (h.last_error for h in unreachable_states), ""
     )
     error_clause = f" ({last_error})" if last_error else ""
-    assigned, names = facts.status.assigned_servers, join_names(sorted(e.instance for e in unreachable))
+    assigned, names = facts.status.assigned_servers, join_names([e.instance for e in unreachable])
     remaining_targets = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
     return (
         f"the operator cannot reach {len(unreachable)} of {len(assigned)} memory servers, {names}{error_clause}; agents still save to"

@@ -179,6 +179,14 @@ def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_w
     assert protection(decided(unseen(1.0)))[1] != "MemoryServersUnreachable", "a moment is no news"
 
 
+def test_of_several_servers_the_first_ones_error_is_said_each_time() -> None:
+    """A sentence that changed with the order of a set would be written to the status, and recorded, again and again."""
+    seen = unseen()
+    servers = tuple(replace(h, last_error=f"{h.endpoint.instance.node} is away") for h in seen.servers)
+    for order in (servers, servers[::-1]):
+        assert "(n0 is away)" in protection(decided(replace(seen, servers=order)))[2]
+
+
 def usable(seen: JobSnapshot) -> tuple[list[str], bool]:
     found = usable_servers(seen.servers, seen.status.assigned_servers, 1)
     return [endpoint.instance.node for endpoint in found.endpoints], found.reachable
