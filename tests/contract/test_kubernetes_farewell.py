@@ -71,5 +71,5 @@ async def test_a_finished_word_of_a_job_survives_its_end() -> None:
     fabric = fabric_of(server)
     seen = await fabric.observe()
     written = await fabric.patch_status(replace(seen.status, memory_cleared=True), seen.status)
-    assert copy.deepcopy(server.stored["status"])["tidied"] is True
+    assert copy.deepcopy(server.stored["status"])["memoryCleared"] is True
     assert (await fabric.observe()).status == written

@@ -286,4 +286,4 @@ async def test_a_job_whose_records_cannot_be_handled_is_tried_again_even_where_s
     assert enough.is_set()
     running.cancel()
     await asyncio.gather(running, tried, return_exceptions=True)
-    assert any("Surefoot cannot plan for this job: MemoryError" in text for text in operator.told("RecordsRejected"))
+    assert any("Surefoot cannot plan this job: MemoryError" in text for text in operator.told("RecordsRejected"))

@@ -34,7 +34,7 @@ async def test_a_leader_whose_cache_is_behind_writes_over_nothing() -> None:
         replace(first, next_attempt=4, unreadable_checkpoints=(Checkpoint(1, 10),)), first
     )
     with pytest.raises(
-        StatusConflict, match="serial 2 with epoch 1 Committed, this write expects serial 0 with no world"
+        StatusConflict, match="serial 2 with generation 1 Committed, this write expects serial 0 with no generation"
     ):
         await other.patch_status(replace(RUNNING, step=3), JobStatus())
     seen = (await other.observe()).status

@@ -102,7 +102,7 @@ def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Pr
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
-        (["--metrics-port", "x"], 2, "SUREFOOT_METRICS_PORT is 'x'; a port from 0 to 65535 is needed"),
+        (["--metrics-port", "x"], 2, "SUREFOOT_METRICS_PORT is 'x'; it must be a port from 0 to 65535"),
         (["--kubeconfig", "/nowhere"], 1, "cannot read the API server's address and credentials from /nowhere"),
         ([], 1, "cannot read the API server's address and credentials from this pod's service account"),
     ],

@@ -160,7 +160,7 @@ async def test_a_status_that_is_refused_is_an_event_and_names_the_crd(
     assert "if the CustomResourceDefinition in the cluster is older than this operator" in text
     await stand.reads("/readyz", 503, "unknown field")
     await stand.reads("/metrics", 200, METRIC.format("invalid", "trainingjobs/status", "patch"))
-    (line, *_) = [r.getMessage() for r in caplog.records if "reconciling failed" in r.getMessage()]
+    (line, *_) = [r.getMessage() for r in caplog.records if "reconcile failed" in r.getMessage()]
     assert line.startswith('"" is invalid')
     assert len(line) < 800
     server.refuse = lambda target: None
@@ -177,7 +177,7 @@ async def test_a_pod_that_a_quota_refuses_is_said_of_its_job_and_makes_no_operat
     await stand.until(stand.events, "an event on the job")
     assert stand.events()[0].startswith(QUOTA.message)
     await stand.until(lambda: stand.accepted().get("status") == "False", "a condition on the job")
-    await stand.reads("/readyz", 200, f"ok\nrefused: {QUOTA.message}")
+    await stand.reads("/readyz", 200, f"ok\nrejected: {QUOTA.message}")
     await stand.reads("/metrics", 200, METRIC.format("quota", "pods", "create"))
     server.refuse = lambda target: None
     await stand.until(lambda: stand.accepted().get("status") == "True", "the condition turns")

@@ -271,7 +271,7 @@ async def test_of_two_leaders_that_change_one_world_one_wins(lab: Lab) -> None:
     mine = [JobStatus(membership=Membership(2, "Claimed", reason=str(n))) for n in range(8)]
     tries = [lab.fabric.patch_status(status, old) for status in mine]
     results = await asyncio.gather(*tries, return_exceptions=True)
-    assert sorted(type(r).__name__ for r in results) == ["JobStatus", *["WorldMoved"] * 7]
+    assert sorted(type(r).__name__ for r in results) == ["JobStatus", *["StatusConflict"] * 7]
     (winner,) = [r for r in results if isinstance(r, JobStatus)]
     assert (await lab.fabric.observe()).status == winner
 
