@@ -145,7 +145,7 @@ class CoordinatorClient:
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
-            metrics.fallbacks.labels(what="coordinator_slow").inc()
+            metrics.fallbacks.labels(kind="coordinator_slow").inc()
             self._outbox = None  # the pump sees it and the line is opened anew
 
     def send_heartbeat(self) -> None:

@@ -67,7 +67,7 @@ class UnexpectedErrors:
 
     def record(self, work: str, error: Exception) -> str:
         """Counts a caught error, logs the first of its kind, describes it."""
-        metrics.fallbacks.labels(what="chore_failed").inc()
+        metrics.fallbacks.labels(kind="chore_failed").inc()
         if (work, type(error)) not in self._logged:
             self._logged.add((work, type(error)))
             _log.error("%s failed in a way that was not foreseen; the agent goes on", work, exc_info=error)
@@ -124,7 +124,7 @@ class CoordinatorRequests:
     def ask(self, request: Request) -> None:
         """Queues a request; a full queue drops the oldest."""
         if self._queue.full():
-            metrics.fallbacks.labels(what="chore_dropped").inc()
+            metrics.fallbacks.labels(kind="chore_dropped").inc()
             _log.warning("too many requests of the coordinator wait here: %s is dropped", self._queue.get_nowait())
         self._queue.put_nowait(request)
 

@@ -80,7 +80,7 @@ class StepLedger:
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append((json.dumps(entry) + "\n").encode())
         else:
-            metrics.fallbacks.labels(what="ledger_lost").inc()
+            metrics.fallbacks.labels(kind="ledger_lost").inc()
             if not self._dropped:
                 self._dropped = True
                 _log.error("the ledger %s has %d lines waiting: steps are not recorded", self._path, MAX_WAITING)
@@ -115,7 +115,7 @@ class StepLedger:
         self._closed = True
         self._catch_up()
         if self._waiting:
-            metrics.fallbacks.labels(what="ledger_lost").inc(len(self._waiting))
+            metrics.fallbacks.labels(kind="ledger_lost").inc(len(self._waiting))
             _log.error("the last %d lines of the ledger %s could not be written", len(self._waiting), self._path)
         try:
             os.close(self._descriptor)

@@ -590,7 +590,7 @@ class AgentBackend:
         """Marks the connection as unusable, which ends all waits."""
         with self._changed:
             if self._broken_reason is None and not self._closing:
-                metrics.fallbacks.labels(what="agent_line_broken").inc()
+                metrics.fallbacks.labels(kind="agent_line_broken").inc()
                 _log.warning("%s: training continues, but nothing is saved any longer", reason)
             self._broken_reason = self._broken_reason or reason
             self._changed.notify_all()

@@ -143,7 +143,7 @@ class TrainerServer:
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                metrics.fallbacks.labels(what="accept_failed").inc()
+                metrics.fallbacks.labels(kind="accept_failed").inc()
                 if not failures:
                     _log.warning("cannot accept a trainer's connection, trying again: %s", error)
                 failures += 1

@@ -169,7 +169,7 @@ def _patiently(url: str, call: Callable[[], T]) -> T:
                     f"{url} could not be read, in {TRIES} tries ({type(error).__name__}: {error}): see to its store; the"
                     " job goes on from its last checkpoint"
                 ) from error
-            metrics.fallbacks.labels(what="data_read_again").inc()
+            metrics.fallbacks.labels(kind="data_read_again").inc()
             time.sleep(WAITS.seconds(number + 1, random.random()))
     raise AssertionError("the last try returns or raises")
 
