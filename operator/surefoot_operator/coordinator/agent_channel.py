@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 
 # ---- messages encoded once for all agents ----------------------------------------------------------------------------
-# Encodes a message once that many agents receive. Encoding a list of two thousand memory servers for each of two thousand
-# agents would block the event loop for seconds, and the texts would not fit in the operator's memory.
+# Encodes a message once that many agents receive. Encoding a list of two thousand memory servers for each of two
+# thousand agents would block the event loop for seconds, and the texts would not fit in the operator's memory.
 
 MAX_TEXTS = 64
 """Encoded differences that are cached, the newest."""

@@ -106,8 +106,8 @@ class ConnectionLimiter:
         if not self._rejection_logged:
             self._rejection_logged = True  # a flood of connections must not become a flood of log lines
             log.warning(
-                "rejecting connections from %s, which has too many that sent no valid hello; further rejections are only "
-                "counted in the metric of rejected connections",
+                "rejecting connections from %s, which has too many that sent no valid hello; further rejections are"
+                " only counted in the metric of rejected connections",
                 peer,
             )
         return False
@@ -182,8 +182,8 @@ class LimitedConnection(asyncio.Protocol):
 
 # ---- message sizes ---------------------------------------------------------------------------------------------------
 # Limits the size of each agent message by its kind, before it is parsed. Pure. An agent shares its pod with a user's
-# program, and one operator serves all jobs: one job's messages must not use up the memory for the others. Only a page of
-# a listing has a reason to be large.
+# program, and one operator serves all jobs: one job's messages must not use up the memory for the others. Only a page
+# of a listing has a reason to be large.
 
 USUAL_CHARACTERS = 64 * 1024
 """Size limit of messages that are not in `_CHARACTER_LIMITS`."""
@@ -495,7 +495,10 @@ class AgentServer:
                 channel.record_retry_later()
             return _log_rejection("worker", hello_rejection)
         if self._accepted_count >= self._settings.lines:
-            text = f"{self._accepted_count} agents are connected, which is the limit: raise `max_agents` in the operator's settings"
+            text = (
+                f"{self._accepted_count} agents are connected, which is the limit: raise `max_agents` in the operator's"
+                " settings"
+            )
             return _log_rejection("too-many-agents", HelloRejected(text, retry=True))
         return hello, channel
 

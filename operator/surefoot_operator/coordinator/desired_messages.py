@@ -63,7 +63,7 @@ def scope_after(
         old_scope: The previous scope; None: there is none.
         status: The stored status.
         observe_servers: Returns the observed memory servers; called only if the scope must be computed.
-        send_all_up_to: Up to this many servers, every agent is sent all of them; None: `SEND_ALL_UP_TO`.
+        send_all_up_to: Up to this many servers, every agent is sent all of them; None: `SEND_ALL_UP_TO_SERVERS`.
     """
     membership, send_all_up_to = status.membership, SEND_ALL_UP_TO if send_all_up_to is None else send_all_up_to
     if old_scope is not None and old_scope.membership == membership:
@@ -202,8 +202,8 @@ def desired_state(
 ) -> DesiredState:
     """Derives the desired state from the status and the usable memory servers.
 
-    A server must be assigned in the stored status before an agent is sent its address. The newest save may be there, and
-    the operator that chooses the next restore point must know which servers to wait for.
+    A server must be assigned in the stored status before an agent is sent its address. The newest save may be there,
+    and the operator that chooses the next restore point must know which servers to wait for.
 
     Args:
         status: The stored status.

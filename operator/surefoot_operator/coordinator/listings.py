@@ -391,7 +391,8 @@ def _finish_listing(
     if len(content.left_out) > MOST_TOLD:
         requests = with_failure(
             requests,
-            f"the listing of {source_job or 'the persistent tier'} lacks {len(content.left_out) - MOST_TOLD} more records",
+            f"the listing of {source_job or 'the persistent tier'} lacks"
+            f" {len(content.left_out) - MOST_TOLD} more records",
         )
     if source_job is not None:
         return replace(requests, source_listing=listing, source_layouts=layouts)

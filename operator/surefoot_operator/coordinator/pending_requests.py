@@ -51,7 +51,7 @@ class PendingRequests:
     """
 
     next_request: int
-    """Number of the next request. Starts above the numbers of earlier coordinators, whose late replies match nothing."""
+    """Number of the next request. Starts above those of earlier coordinators, whose late replies match nothing."""
     pending: Mapping[int, PendingRequest] = field(default_factory=dict)
     """Unanswered requests by their number."""
     shutdowns: Mapping[WorkerId, Shutdown] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class PendingRequests:
     persistent: PersistentListing = field(default_factory=PersistentListing)
     """The last listing of the job's persistent tier."""
     layouts: Mapping[str, str] = field(default_factory=dict)
-    """Layout records of `persistent`, by digest."""
+    """Layout records of `persistent_listing`, by digest."""
     source_listing: PersistentListing = field(default_factory=PersistentListing)
     """The last listing of the source job's folder."""
     source_layouts: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class PendingRequests:
     _messages_by_worker: dict[WorkerId, list[ToAgent]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Cache of `requests_of`: `pending` grouped by worker."""
+    """Cache of `requests_of`: `by_id` grouped by worker."""
 
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
         """Lists this worker's requests, oldest first."""

@@ -183,7 +183,7 @@ def observed_sessions(sessions: Sessions) -> tuple[ObservedSession, ...]:
 def rejection(sessions: Sessions, hello: Hello, existing_workers: frozenset[WorkerId] | None) -> HelloRejected | None:
     """Returns why this hello must be rejected; None: it is accepted.
 
-    `known`: the workers that exist on the platform; None: not listed yet.
+    `existing_workers`: the workers that exist on the platform; None: not listed yet.
     """
     worker = WorkerId(hello.index, hello.attempt)
     if hello.job != sessions.job:
@@ -439,7 +439,10 @@ def _apply_node_health(session: Session, message: NodeHealth, now: float) -> tup
     clock_message = ""
     if is_off and not was_off and skew is not None:
         direction = "fast" if skew > 0 else "slow"
-        clock_message = f"the clock of node {old_observed.node} is {abs(skew):.0f} s {direction} compared with the operator's: check its time synchronization"
+        clock_message = (
+            f"the clock of node {old_observed.node} is {abs(skew):.0f} s {direction} compared with the operator's:"
+            " check its time synchronization"
+        )
     is_unchanged = [(finding.reason, finding.blame) for finding in message.findings] == [
         (finding.reason, finding.blame) for finding in old_observed.findings
     ]

@@ -40,7 +40,7 @@ class PlatformSnapshot:
     free_nodes: int | None = None
     """Number of nodes that could take another worker now; None: only a scheduler knows."""
     refused_calls: tuple[RefusedCall, ...] = ()
-    """The same as `Platform.refused_calls` returns."""
+    """The same as `Platform.rejected_calls` returns."""
     pod_groups: ObservedPodGroups | None = None
     """The job's pod groups; None: the platform has no gang scheduler."""
 

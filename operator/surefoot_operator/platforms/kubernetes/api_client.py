@@ -1,8 +1,8 @@
 """Calls the Kubernetes API server with plain JSON values and time limits.
 
-Called by `cluster_cache` and `api_writes`. An error response raises `ApiError`; a call without a response, whose outcome
-is unknown, raises `ApiUnreachable`. Both are PlatformErrors and name the call. The outcome of every call is recorded in
-`RefusedCalls`, from which the job's blockers are derived.
+Called by `cluster_cache` and `api_writes`. An error response raises `ApiError`; a call without a response, whose
+outcome is unknown, raises `ApiUnreachable`. Both are PlatformErrors and name the call. The outcome of every call is
+recorded in `RefusedCalls`, from which the job's blockers are derived.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def part_of(pod: dict[str, Any]) -> str:
 
 
 def job_of(pod: dict[str, Any]) -> str | None:
-    """Returns the job UID in a pod's labels. Anyone may set labels: check ownership with `is_of`."""
+    """Returns the job UID in a pod's labels. Anyone may set labels: check ownership with `is_controlled_by`."""
     uid = pod["metadata"].get("labels", {}).get(JOB_UID)
     return None if uid is None else str(uid)
 
@@ -205,8 +205,8 @@ def readable(message: str) -> str:
 
 
 # ---- api calls -------------------------------------------------------------------------------------------------------
-# Parses calls to the API server and classifies the responses. Pure; called by `api_client`, which records the outcome of
-# every call in `RefusedCalls`.
+# Parses calls to the API server and classifies the responses. Pure; called by `api_client`, which records the outcome
+# of every call in `RefusedCalls`.
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 

@@ -1,7 +1,7 @@
 """Writes a job's status, pods, pod groups, secrets, services and events through the API server.
 
-Called by `platform`. Every write is safe to repeat: it succeeds if the object already exists and belongs to this job, or
-is already deleted. An object of the same name that belongs to another owner is an error.
+Called by `platform`. Every write is safe to repeat: it succeeds if the object already exists and belongs to this job,
+or is already deleted. An object of the same name that belongs to another owner is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from surefoot_operator.policy.core.actions import DeleteWorker, Event
 
 # ---- status patch ----------------------------------------------------------------------------------------------------
 # Builds the JSON Patch that writes a job's status by compare-and-swap. Pure. It tests the status' serial and the
-# membership's generation and state, and not resourceVersion, so that an edited label or spec does not invalidate a plan.
+# membership's generation and state, and not resourceVersion, so that an edited label or spec does not invalidate a
+# plan.
 
 Object = dict[str, Any]
 

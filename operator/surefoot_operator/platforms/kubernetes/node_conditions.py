@@ -1,7 +1,7 @@
 """Decides which condition, annotation and taint unhealthy nodes get, and for how long.
 
-Pure; called by `shard_leadership`. Without these marks, every job would have to lose a step or a trainer of its own on a
-node that another job has found unhealthy, and tools that repair nodes would not learn of it.
+Pure; called by `shard_leadership`. Without these marks, every job would have to lose a step or a trainer of its own on
+a node that another job has found unhealthy, and tools that repair nodes would not learn of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def reports_by_node(
         now: Unix time, in seconds.
 
     Returns:
-        The report that lasts longest for each node that may be marked, and the names of reported nodes beyond the limit.
+        The report that lasts longest for each node that may be marked, and the names of reported nodes beyond the
+        limit.
     """
     reports: dict[str, NodeReport] = {}
     for job in jobs:

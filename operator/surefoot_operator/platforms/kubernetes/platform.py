@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- shared objects --------------------------------------------------------------------------------------------------
-# Creates the objects that a job's workers share: the Secret and the headless Service. A new leader does not know whether
-# they exist, and the operator asks for no permission to read Secrets, so it creates them again. A used-up quota or an
-# admission webhook rejects this even for objects that exist: a lost worker's replacement must not wait for it.
+# Creates the objects that a job's workers share: the Secret and the headless Service. A new leader does not know
+# whether they exist, and the operator asks for no permission to read Secrets, so it creates them again. A used-up quota
+# or an admission webhook rejects this even for objects that exist: a lost worker's replacement must not wait for it.
 
 _PATHS = {"Secret": "secrets", "Service": "services"}
 """Kind → name of the kind in API paths."""
@@ -119,8 +119,8 @@ def _kind_and_name(body: dict[str, Any]) -> tuple[str, str]:
 
 
 # ---- template dry run ------------------------------------------------------------------------------------------------
-# Validates a job's pod template by a server-side dry run. Without strict validation the server silently drops a misspelt
-# field, and the job would run without its limits or tolerations.
+# Validates a job's pod template by a server-side dry run. Without strict validation the server silently drops a
+# misspelt field, and the job would run without its limits or tolerations.
 
 _DRY_RUN_UNSUPPORTED = "does not support dry run"
 """Part of the message of an admission webhook with side effects. The code is 400, but the pod may be valid."""
@@ -168,7 +168,7 @@ class TemplateDryRun:
                 return  # the server has a problem of its own, which proves nothing about the pod
             if error.permanent:
                 log.warning(
-                    "creating pods in namespace %s without validating them, because a webhook does not support dry run: %s",
+                    "creating pods in namespace %s without validation, because a webhook does not support dry run: %s",
                     namespace,
                     error,
                 )
@@ -321,7 +321,8 @@ class KubernetesPlatform:
             if api_writes.stored_stamp(stored) != precondition:
                 raise StatusConflict(
                     f"the status of job {self._job_identity} was changed by another writer: it is"
-                    f" {api_writes.stored_stamp(stored)}, this write expects {precondition}; nothing was written, observe again"
+                    f" {api_writes.stored_stamp(stored)}, this write expects {precondition};"
+                    " nothing was written, observe again"
                 ) from last_error
         assert last_error is not None
         raise last_error

@@ -183,7 +183,7 @@ class LocalNodes:
     def __init__(
         self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False, servers: int = 1
     ) -> None:
-        """Creates the object; `open` prepares the run folder.
+        """Creates the object; `lock_run_folder` prepares the run folder.
 
         Args:
             folder: The run folder.
@@ -445,7 +445,7 @@ class LocalNodes:
             self._operator = None
 
     def operator_exit_code(self) -> int | None:
-        """Returns the exit code of an operator that ended by itself; None: it runs, or was killed by `kill_operator`."""
+        """Returns the exit code of an operator that ended by itself; None: it runs or `kill_operator` killed it."""
         return None if self._operator is None else self._operator.poll()
 
     # ---- processes ------------------------------------------------------------------------------------------------
@@ -473,8 +473,8 @@ class LocalNodes:
             if time.monotonic() > deadline:
                 living_pids = members(process.pid)
                 raise PlatformError(
-                    f"processes {living_pids} of group {process.pid} have not ended {_MAX_KILL_SECONDS:g} s after SIGKILL: the"
-                    " kernel is still busy with them"
+                    f"processes {living_pids} of group {process.pid} have not ended {_MAX_KILL_SECONDS:g} s after SIGKILL:"
+                    " the kernel is still busy with them"
                 )
             time.sleep(_PAUSE_SECONDS)  # these are not our children, so their end cannot be awaited
             reap_orphans({p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set()))

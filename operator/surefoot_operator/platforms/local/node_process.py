@@ -60,11 +60,11 @@ class PendingWrites:
 
     @property
     def retry_at(self) -> float | None:
-        """Monotonic time at which to call `flush` again; None: everything is written."""
+        """Monotonic time at which to call `write_pending` again; None: everything is written."""
         return self._retry_at_seconds if self._pending else None
 
     def write(self, path: Path, content: dict[str, Any]) -> None:
-        """Writes a file at once or, if that fails, with a later `flush`."""
+        """Writes a file at once or, if that fails, with a later `write_pending`."""
         self._pending[path] = content
         self._retry_at_seconds = 0.0
         self.flush()
@@ -79,7 +79,7 @@ class PendingWrites:
         path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Writes all pending files, unless the last attempt failed less than `RETRY_SECONDS` ago."""
+        """Writes all pending files, unless the last attempt failed less than `WRITE_RETRY_SECONDS` ago."""
         if time.monotonic() < self._retry_at_seconds:
             return
         for path, content in list(self._pending.items()):

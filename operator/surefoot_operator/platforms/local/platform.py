@@ -267,8 +267,8 @@ class Store:
 
 
 # ---- reads of the run folder -----------------------------------------------------------------------------------------
-# Reads the state of a run from its folder and /proc, without changing anything. Called by the platform, which also binds
-# workers, and by the commands that display a run of `surefoot local`, which must never bind any.
+# Reads the state of a run from its folder and /proc, without changing anything. Called by the platform, which also
+# binds workers, and by the commands that display a run of `surefoot local`, which must never bind any.
 
 T = TypeVar("T")
 Nodes = Mapping[str, NodeRecord]
@@ -363,7 +363,7 @@ def as_platform_error(call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _with_deletion_ignored(job: TrainingJob) -> TrainingJob:
-    """Sets onJobDeletion to Keep, because a local job is never deleted; `ignored_parts` reports it to the user."""
+    """Sets onJobDeletion to Keep, as a local job is never deleted; `list_ignored_fields` reports it to the user."""
     persistent = job.spec.checkpoint.persistent
     if persistent is None or persistent.on_job_deletion == "Keep":
         return job

@@ -350,8 +350,8 @@ def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
 
 
 # ---- changes of the run folder ---------------------------------------------------------------------------------------
-# Reports changes of files in folders through inotify (Linux). Used by `platform` in its event loop and by `node_process`
-# in its poll loop.
+# Reports changes of files in folders through inotify (Linux). Used by `platform` in its event loop and by
+# `node_process` in its poll loop.
 
 _IN_NONBLOCK, _IN_CLOEXEC = 0o4000, 0o2000000
 # renames, links and removals are the only ways in which this module changes a file

@@ -127,7 +127,7 @@ class _FilteredView:
 class ClusterViews:
     """Derives nodes and memory servers from mappings that the cluster cache owns.
 
-    The cache reports each change of the mappings by `node_changed` and `server_changed`.
+    The cache reports each change of the mappings by `record_node_change` and `record_server_change`.
 
     Args:
         nodes: The nodes that exist.
@@ -182,7 +182,7 @@ SYNC_SECONDS = 20.0
 """Time limit for the first list of all kinds."""
 
 DELETED_RETENTION_SECONDS = 600.0
-"""Time for which a deleted memory server is still observed; a running job observes every few seconds, others once a minute."""
+"""Time for which a deleted memory server is still observed; every job observes at least once a minute."""
 
 NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
 """Why a gang scheduler is unavailable that the installation does not list."""
@@ -195,7 +195,8 @@ class ClusterCache:
 
     Args:
         api: The API server.
-        server_namespace: The only namespace whose pods count as memory servers; empty: any. A memory server receives the
+        server_namespace: The only namespace whose pods count as memory servers; empty: any. A memory server receives
+        the
             administrator's password, so users who may create pods in other namespaces must not be able to create one.
         gangs: Gang schedulers whose pod groups are watched. If the cluster does not serve a group's kind, jobs that do
             not use that scheduler are planned nevertheless.
@@ -243,7 +244,7 @@ class ClusterCache:
         agents and to eviction requests.
 
         Raises:
-            PlatformError: The lists were not complete within `SYNC_SECONDS`.
+            PlatformError: The lists were not complete within `SYNC_TIMEOUT_SECONDS`.
         """
         for watched in (*self._watched, *self.groups.values()):
             self._tasks.start(watched.run(), f"watch {watched.path}")

@@ -1,7 +1,7 @@
 """Reads the addresses and revisions of memory servers from the pods of the memory tier's DaemonSet.
 
-`server_addresses` and `observe_server_pods` are pure; `newest_revision` and `restart_pod` call the API server. Used by
-each job's platform and by the leader's rollout of the tier.
+`choose_server_addresses` and `observe_server_pods` are pure; `read_newest_revision` and `restart_pod` call the API
+server. Used by each job's platform and by the leader's rollout of the tier.
 """
 
 from __future__ import annotations

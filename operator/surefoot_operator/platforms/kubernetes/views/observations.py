@@ -283,9 +283,9 @@ class KubeletLiveness:
     """
 
     renewed: frozenset[str] = frozenset()
-    """Nodes whose kubelet was observed to renew its lease within `LEASE_SECONDS`."""
+    """Nodes whose kubelet was observed to renew its lease within `MAX_LEASE_AGE_SECONDS`."""
     silent: frozenset[str] = frozenset()
-    """Nodes whose lease was observed for `LEASE_SECONDS` without a renewal."""
+    """Nodes whose lease was observed for `MAX_LEASE_AGE_SECONDS` without a renewal."""
 
 
 class NodeLeases:
@@ -297,7 +297,7 @@ class NodeLeases:
         self._renewals: dict[str, float] = {}
         """Node → time of the last observed renewal; a renewal before the watch began may have any age."""
         self._liveness: tuple[float, float, KubeletLiveness] | None = None
-        """The last result, with the start of the uninterrupted watch and the time until which the result stays valid."""
+        """The last result, with the start of the uninterrupted watch and the time until which it stays valid."""
         self._last_result = KubeletLiveness()
         """The last result that differed from the one before."""
 

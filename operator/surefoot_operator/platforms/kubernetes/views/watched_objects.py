@@ -180,9 +180,9 @@ class WatchedObjects:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
         self.synced, self.answered = asyncio.Event(), asyncio.Event()
-        """`synced`: set once the kind was listed. `answered`: set once the server has answered, even with an error."""
+        """Events that are set once the kind was listed, and once the server has answered, even with an error."""
         self.answered_at = time.monotonic()
-        """Monotonic time of the server's last answer, even an error, which a restart of the operator would not change."""
+        """Monotonic time of the last answer, even an error, which a restart of the operator would not change."""
         self.last_contact_seconds = self.contact_since_seconds = time.monotonic()
         """Monotonic times of the last event or list, and of the first one since the last interruption."""
         self.rejection = ""
@@ -257,7 +257,8 @@ class WatchedObjects:
     def _record_unavailable(self, error: ApiError) -> None:
         """Records why an optional kind cannot be watched.
 
-        Drops its objects if the kind does not exist (404). If the operator may not watch it (403), they may still exist.
+        Drops its objects if the kind does not exist (404). If the operator may not watch it (403), they may still
+        exist.
         """
         remedy = (
             "install its CustomResourceDefinition"
