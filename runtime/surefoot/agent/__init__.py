@@ -1,4 +1,4 @@
-"""Runs one worker: its trainers, its saves, its line to the coordinator.
+"""Runs one worker: its trainers, its staged saves and its connection to the coordinator.
 
 Never imports torch. A trainer reaches its agent through `ipc`.
 """

@@ -19,60 +19,66 @@ from surefoot.logs import configure_logging
 from surefoot.settings import AgentSettings, agent_settings
 
 # ---- folders for scratch data ----------------------------------------------------------------------------------------
-# Gives trainers writable home, temporary and cache folders under the scratch folder. A container that is not root on a
-# read-only root file system has no home, no /tmp, and often no name; torch wants all three. Whatever the job's template
-# set or the image allows stays as it is.
+# Gives trainers writable home, temporary and cache folders under the scratch folder. A non-root container with a
+# read-only root file system has no home, no /tmp, and often no user name; torch needs all three. Settings of the job's
+# template and folders of the image that are writable stay as they are.
 
-_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
-_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_USER_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+_CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def create_scratch_folders(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
-    """Makes missing writable folders and returns the environment that names them."""
-    _made("SUREFOOT_RUN_FOLDER", settings.run_folder)
-    root = _made("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
-    added = missing_folders(environment, root, _writable, _named())
-    for name, value in added.items():
-        if name not in _NAMES:
+    """Creates the writable folders that are missing; returns the environment with their variables."""
+    _create_folder("SUREFOOT_RUN_FOLDER", settings.run_folder)
+    root = _create_folder("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
+    missing = missing_folders(environment, root, _is_writable, _has_user_name())
+    for name, value in missing.items():
+        if name not in _USER_VARIABLES:
             Path(value).mkdir(parents=True, exist_ok=True)
-    return {**environment, **added}
+    return {**environment, **missing}
 
 
 def missing_folders(
-    environment: Mapping[str, str], root: Path, writable: Callable[[str], bool], named: bool
+    environment: Mapping[str, str], root: Path, is_writable: Callable[[str], bool], has_user_name: bool
 ) -> dict[str, str]:
-    """Names what is missing and where it goes.
+    """Returns the environment variables to add for missing folders and a missing user name. Pure.
 
-    PURE; `named`: whether the system knows this user's name.
+    `has_user_name`: whether the system knows this user's name.
     """
-    added: dict[str, str] = {}
-    if not writable(environment.get("HOME", "/")):
-        added["HOME"] = str(root / "home")
-    if "TMPDIR" not in environment and not writable("/tmp"):
-        added["TMPDIR"] = str(root / "tmp")
-    if "HOME" in added or "TMPDIR" in added:
-        added |= {name: str(root / "cache" / name.split("_")[0].lower()) for name in _CACHES if name not in environment}
-    if not named and not any(environment.get(name) for name in _NAMES):
-        added["USER"] = "surefoot"  # else whatever asks for it fails: the user has no entry in /etc/passwd
-    return added
+    missing: dict[str, str] = {}
+    if not is_writable(environment.get("HOME", "/")):
+        missing["HOME"] = str(root / "home")
+    if "TMPDIR" not in environment and not is_writable("/tmp"):
+        missing["TMPDIR"] = str(root / "tmp")
+    if "HOME" in missing or "TMPDIR" in missing:
+        missing |= {
+            name: str(root / "cache" / name.split("_")[0].lower())
+            for name in _CACHE_VARIABLES
+            if name not in environment
+        }
+    if not has_user_name and not any(environment.get(name) for name in _USER_VARIABLES):
+        missing["USER"] = "surefoot"  # without an entry in /etc/passwd, getpass.getuser would fail
+    return missing
 
 
-def _made(name: str, folder: str) -> Path:
+def _create_folder(name: str, folder: str) -> Path:
     root = Path(folder).absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"{name} {folder} cannot be made: {error}; mount a volume there") from error
-    if not _writable(str(root)):
+        raise ConfigurationError(
+            f"{name} {folder} cannot be created: {error}; mount a writable volume there"
+        ) from error
+    if not _is_writable(str(root)):
         raise ConfigurationError(f"{name} {folder} cannot be written to by user {os.getuid()}: mount a volume that can")
     return root
 
 
-def _writable(path: str) -> bool:
+def _is_writable(path: str) -> bool:
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
-def _named() -> bool:
+def _has_user_name() -> bool:
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -87,7 +93,7 @@ _BAD_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Console entry; exits with the agent's code."""
+    """Console entry; exits with the agent's exit code."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     if command[:1] == ["--"]:
         command = command[1:]
@@ -97,16 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         settings = agent_settings()
         tls_context(settings)
-        read_token(settings)  # mounted before this process starts, or never
+        read_token(settings)  # fail now: it is mounted before this process starts, or never
         environment = create_scratch_folders(os.environ, settings)
-        _begin_logs(settings)
+        _configure_logs(settings)
     except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
         sys.exit(_BAD_USAGE)
-    sys.exit(asyncio.run(_live(settings, command, environment)))
+    sys.exit(asyncio.run(_run_agent(settings, command, environment)))
 
 
-def _begin_logs(settings: AgentSettings) -> None:
+def _configure_logs(settings: AgentSettings) -> None:
     keys = {
         "namespace": settings.job_namespace,
         "job": settings.job_name,
@@ -116,7 +122,7 @@ def _begin_logs(settings: AgentSettings) -> None:
     configure_logging(os.environ, f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s", keys=keys)
 
 
-async def _live(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:
+async def _run_agent(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:
     return await AgentProcess(settings, command, environment).run()
 
 

@@ -1,7 +1,7 @@
 """Runs the agent's event loop and carries out the state machine's commands.
 
-It makes events of what happens and decides nothing itself. Built by `__main__`. Everything it starts it owns:
-trainers, the warm process, the store, drains, threads and sockets end before `run` returns.
+It turns everything that happens into events and decides nothing itself. `__main__` creates it. It owns everything that
+it starts: trainers, the fork server, the store, flushes, threads and sockets all end before `run` returns.
 """
 
 from __future__ import annotations
@@ -50,43 +50,46 @@ _log = logging.getLogger(__name__)
 
 
 # ---- report of activity ----------------------------------------------------------------------------------------------
-# Says how often ranks were found at work, now and then. Totals say in seconds what they would say in every heartbeat:
-# of a node of eight ranks they would be most of it.
+# Adds the ranks' activity to some heartbeats only. Activity counters are totals, so nothing is lost between reports; in
+# every heartbeat those of a node with eight ranks would be most of its bytes.
 
-PACE_SECONDS = 2.0
-"""From word to word."""
+ACTIVITY_INTERVAL_SECONDS = 2.0
+"""Shortest time between two heartbeats that carry activity."""
 
 
 class ActivityReporter:
-    """Lets totals through that are new, once in a while."""
+    """Selects the heartbeats that carry the ranks' activity."""
 
     def __init__(self) -> None:
         self._sent: tuple[RankActivity, ...] = ()
-        self._at: float | None = None
+        self._sent_seconds: float | None = None
 
-    def due(self, paces: tuple[RankActivity, ...], now: float) -> tuple[RankActivity, ...]:
-        """What the heartbeat of this moment tells of `paces`; empty: nothing."""
-        if paces == self._sent or (self._at is not None and now - self._at < PACE_SECONDS):
+    def due(self, activities: tuple[RankActivity, ...], now: float) -> tuple[RankActivity, ...]:
+        """Returns the activities to send with a heartbeat at `now`; empty if unchanged or sent too recently."""
+        if activities == self._sent or (
+            self._sent_seconds is not None and now - self._sent_seconds < ACTIVITY_INTERVAL_SECONDS
+        ):
             return ()
-        self._sent, self._at = paces, now
-        return paces
+        self._sent, self._sent_seconds = activities, now
+        return activities
 
 
 # ---- agent process ---------------------------------------------------------------------------------------------------
 
 _TICK_SECONDS = 0.5
-_REJECTED = 1
+_REJECTED_EXIT_CODE = 1
 _TERMINATION_SECONDS = 5.0
-_RETRY_SECONDS = 1.0
-"""How long trainers of a worker that is asked to end go on without a halt being named."""
+"""How long trainers continue after SIGTERM while the coordinator announces no barrier."""
+_LEDGER_RETRY_SECONDS = 1.0
+"""Time until lines that could not be written to the step ledger are tried again."""
 _NODE_TEST_TIMEOUT_SECONDS = 1.0
-"""Longer a worker that is warm does not wait for its node's trial: a recovery may wait for it."""
-_PART_SHARE = 1 / 2
-"""Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
+"""How long a warm worker waits for its node test before it reports itself: a recovery may be waiting for it."""
+_BARRIER_SHARE = 1 / 2
+"""Share of the termination grace period for reaching a barrier; the rest is for flushing staged saves."""
 
 
-def _later(call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(_RETRY_SECONDS, call)
+def _call_later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(_LEDGER_RETRY_SECONDS, call)
 
 
 class AgentProcess:
@@ -96,70 +99,81 @@ class AgentProcess:
         self._settings = settings
         self.incarnation = secrets.token_hex(6)
         self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
-        self._paces = ActivityReporter()
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tasks = TaskSet(self._task_failed)
+        self._activity_reporter = ActivityReporter()
+        self._exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskSet(self._on_task_failed)
         self._store: tuple[int, HostedStore] | None = None
         environment = with_own_interpreter(environment)
-        folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
+        run_folder, scratch_folder = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
         worker = f"worker-{settings.index}-{settings.attempt}"
-        logs = scratch / "logs" / worker
-        logs.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{worker}.sock"
+        log_folder = scratch_folder / "logs" / worker
+        log_folder.mkdir(parents=True, exist_ok=True)
+        socket_path = run_folder / f"{worker}.sock"
         self.sums = MetricSums()
         self._exporter = Exporter(settings, self.sums, self)
         self._forwarder = LogForwarder()
         self._coordinator = CoordinatorClient(
             first_address(settings.coordinator_url, settings.coordinator_fallback_url),
-            self._hello,
-            self._heartbeat,
-            self._from_coordinator,
+            self._build_hello,
+            self._build_heartbeat,
+            self._handle_coordinator_message,
             tls_context(settings),
         )
         self._trainer_handler = TrainerSessionHandler(
-            self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
+            self, settings.job, StepLedger(scratch_folder / "ledger" / f"{worker}.jsonl", _call_later)
         )
         watcher = StagingWatcher(self._trainer_handler.slot_freed, self._coordinator.send_heartbeat, self.notice)
         self._bandwidth = bandwidth_of(settings.job)
-        options = FlushOptions(pace=self._bandwidth.memory, node=settings.node)
-        self.staging = StagingMemory(self.incarnation, settings.job, watcher, options)
-        self._starter = Starter(command, environment, logs / "zygote.log", self._warmed)
+        flush_options = FlushOptions(pace=self._bandwidth.memory, node=settings.node)
+        self.staging = StagingMemory(self.incarnation, settings.job, watcher, flush_options)
+        self._starter = Starter(command, environment, log_folder / "fork_server.log", self._on_warm_changed)
         self._warm = False
-        probe = NodeTestProcess(settings.host, logs, environment)
-        self._orphans = OrphanReaper(lambda: self._starter.own_pids() | probe.own())
-        self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.handle_message)
+        test_process = NodeTestProcess(settings.host, log_folder, environment)
+        self._orphans = OrphanReaper(lambda: self._starter.own_pids() | test_process.own())
+        self.trainer_server = TrainerServer(
+            socket_path, self._trainer_handler.admit, self._trainer_handler.handle_message
+        )
         self.inquiry = CollectiveQuery(self.trainer_server.send, self.trainer_server.attached)
         self._trainers = TrainerSupervisor(
-            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch, self.inquiry
+            self._starter,
+            self._forwarder,
+            log_folder,
+            environment,
+            str(socket_path),
+            self._orphans,
+            self.dispatch,
+            self.inquiry,
         )
-        places = SaveLocations(self.staging.open_tier, self.staging.servers, self.staging.partial_generation)
+        save_locations = SaveLocations(self.staging.open_tier, self.staging.servers, self.staging.partial_generation)
         self._unexpected = UnexpectedErrors()
         self._collector = LeaderlessCollector(
             settings.job, lambda: self.state, self._coordinator.away_seconds, self._unexpected
         )
-        checks = node_checks((logs,))
+        checks = node_checks((log_folder,))
         if settings.pre_join_check != "Disabled":
-            checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
+            checks.append(
+                JoinCheck(settings.node, log_folder.parent, settings.pre_join_check == "Enforce", test_process)
+            )
         self._node = NodeMonitor(checks, self._coordinator.send, self.notice)
-        self._requests = CoordinatorRequests(settings.job, places, self._coordinator.send, self._bandwidth)
+        self._requests = CoordinatorRequests(settings.job, save_locations, self._coordinator.send, self._bandwidth)
 
     async def run(self) -> int:
-        """Runs the agent until it leaves; returns its exit code."""
+        """Runs the agent until it shuts down; returns its exit code."""
         loop = asyncio.get_running_loop()
         become_subreaper()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         await self._exporter.start()
         self._forwarder.start()
         self.trainer_server.start()
         self._starter.start()
-        self.spawn(self._talk())
+        self.spawn(self._run_coordinator_client())
         self.spawn(self._tick())
         self.spawn(self._collector.run())
         self.spawn(self._requests.run())
         self.spawn(self._node.run())
         try:
-            return await self._ended
+            return await self._exit_code
         finally:
             await self._close()
 
@@ -168,27 +182,27 @@ class AgentProcess:
         return self.staging.tracker
 
     def dispatch(self, event: on.Event) -> None:
-        """The one way in: an event, its decision, its commands."""
+        """Applies one event to the state and carries out the resulting commands; every change passes through here."""
         self.state, commands = next_state(self.state, event)
         self._bandwidth.limit(self.state.trains)
         for command in commands:
-            self._do(command)
+            self._run_command(command)
 
     # ---- commands -----------------------------------------------------------------------------------------------
 
-    def _do(self, command: on.Command) -> None:
+    def _run_command(self, command: on.Command) -> None:
         match command:
             case on.Send(message):
                 self._coordinator.send(message)
             case on.SendHeartbeat():
                 self._coordinator.send_heartbeat()
-            case on.StartStore(epoch):
-                self.spawn(self._host_store(epoch))
-            case on.StopStore(epoch):
-                self._stop_store(epoch)
+            case on.StartStore(generation):
+                self.spawn(self._host_store(generation))
+            case on.StopStore(generation):
+                self._stop_store(generation)
             case on.StartTrainers(assign, store):
                 _log.info(
-                    "epoch %d: starting %d of %d ranks on this worker",
+                    "generation %d: starting %d of %d ranks on this worker",
                     assign.generation,
                     assign.local_ranks,
                     assign.world_size,
@@ -196,44 +210,44 @@ class AgentProcess:
                 )
                 self.staging.drop_older_generations(assign.generation)
                 self.spawn(self._trainers.start(assign, store))
-            case on.KillTrainers(epoch):
-                self._trainers.kill(epoch)
-            case on.CollectStacks(epoch):
-                self.spawn(self._take_stacks(epoch))
+            case on.KillTrainers(generation):
+                self._trainers.kill(generation)
+            case on.CollectStacks(generation):
+                self.spawn(self._collect_stacks(generation))
             case on.SendToTrainers(message, rank):
                 self.trainer_server.send(self.state.started, rank, message)
-            case on.Retarget(holders):
-                self.staging.retarget(holders)
-            case on.Flush(epoch):
-                self.spawn(self._flush(epoch))
+            case on.Retarget(servers):
+                self.staging.retarget(servers)
+            case on.Flush(generation):
+                self.spawn(self._flush(generation))
             case on.Exit(code):
-                if not self._ended.done():
-                    self._ended.set_result(code)
+                if not self._exit_code.done():
+                    self._exit_code.set_result(code)
 
-    async def _host_store(self, epoch: int) -> None:
+    async def _host_store(self, generation: int) -> None:
         try:
-            hosted = await self._starter.start_store(self._settings.host)
+            store = await self._starter.start_store(self._settings.host)
         except (SurefootError, OSError) as error:
-            self.dispatch(on.StoreExited(epoch, str(error)))
+            self.dispatch(on.StoreExited(generation, str(error)))
             return
-        if self.state.claimed > epoch:
-            hosted.child.kill()
+        if self.state.claimed > generation:
+            store.child.kill()
             return
-        self._store = (epoch, hosted)
+        self._store = (generation, store)
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        self.dispatch(on.StoreStarted(epoch, f"{host}:{hosted.port}"))
-        code = await hosted.child.exited
-        if self._store == (epoch, hosted):
-            self.dispatch(on.StoreExited(epoch, f"its process ended with code {code}"))
+        self.dispatch(on.StoreStarted(generation, f"{host}:{store.port}"))
+        code = await store.child.exited
+        if self._store == (generation, store):
+            self.dispatch(on.StoreExited(generation, f"its process ended with code {code}"))
 
-    async def _take_stacks(self, epoch: int) -> None:
+    async def _collect_stacks(self, generation: int) -> None:
         try:
-            found, look = await self._trainers.capture_stacks()
-        except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
-            found, look = self._unexpected.record("taking stacks", error), None
-        self.dispatch(on.StacksCollected(epoch, found, look))
+            stacks, observation = await self._trainers.capture_stacks()
+        except Exception as error:  # noqa: BLE001  the trainers must be killed even without stacks
+            stacks, observation = self._unexpected.record("collecting stacks", error), None
+        self.dispatch(on.StacksCollected(generation, stacks, observation))
 
-    def _warmed(self, warm: bool) -> None:
+    def _on_warm_changed(self, warm: bool) -> None:
         self._warm = warm
         if warm and self._settings.pre_join_check == "Enforce":
             self.spawn(self._report_warm_after_tests())
@@ -241,35 +255,35 @@ class AgentProcess:
             self.dispatch(on.WarmChanged(warm))
 
     async def _report_warm_after_tests(self) -> None:
-        """What was found on the node is told ahead of the word that this worker can have a rank."""
+        """Reports this worker as warm, after the findings of its node test if they come in time."""
         try:
             async with asyncio.timeout(_NODE_TEST_TIMEOUT_SECONDS):
                 await self._node.first_answer(JoinCheck.name)
         except TimeoutError:
-            _log.info("ready before all of this node was tried: what is found later is told then")
+            _log.info("this worker is warm before its node test has ended; later findings are reported when they come")
         self.dispatch(on.WarmChanged(self._warm))
 
-    def _stop_store(self, epoch: int) -> None:
-        if self._store is not None and self._store[0] < epoch:
-            hosted, self._store = self._store[1], None
-            hosted.child.kill()
+    def _stop_store(self, generation: int) -> None:
+        if self._store is not None and self._store[0] < generation:
+            store, self._store = self._store[1], None
+            store.child.kill()
 
-    async def _flush(self, epoch: int) -> None:
+    async def _flush(self, generation: int) -> None:
         if not await self.staging.flush(self._settings.termination_grace_seconds):
-            text = "what was staged could not be written to its holders in time and was given up"
-            self.notice("SaveAbandoned", text)
-        self.dispatch(on.Flushed(epoch))
+            message = "some staged saves were abandoned: their memory servers did not accept them in time"
+            self.notice("SaveAbandoned", message)
+        self.dispatch(on.Flushed(generation))
 
     # ---- the coordinator ----------------------------------------------------------------------------------------
 
-    async def _talk(self) -> None:
+    async def _run_coordinator_client(self) -> None:
         try:
             await self._coordinator.run()
         except AgentRejected as error:
             _log.error("%s", error)
-            self.dispatch(on.ShutdownRequested(_REJECTED))
+            self.dispatch(on.ShutdownRequested(_REJECTED_EXIT_CODE))
 
-    def _hello(self) -> messages.Hello:
+    def _build_hello(self) -> messages.Hello:
         settings, state = self._settings, self.state
         return messages.Hello(
             job=settings.job.job,
@@ -284,16 +298,18 @@ class AgentProcess:
             store=state.store,
         )
 
-    def _heartbeat(self) -> messages.Heartbeat:
+    def _build_heartbeat(self) -> messages.Heartbeat:
         state, tracker, needs = self.state, self.staging.tracker, self.staging.needs
         saved, copies = tracker.saved(state.started, len(state.ranks))
-        told = state.progress
+        progress_of_ranks = state.progress
         progress = replace(
-            told,
+            progress_of_ranks,
             save_bytes=needs.save_bytes,
             no_staging_reason=needs.unstaged,
-            closed_steps=tracker.closed_steps(state.started, len(state.ranks), told.closed_steps.closed_up_to),
-            activities=self._paces.due(told.activities, time.monotonic()),
+            closed_steps=tracker.closed_steps(
+                state.started, len(state.ranks), progress_of_ranks.closed_steps.closed_up_to
+            ),
+            activities=self._activity_reporter.due(progress_of_ranks.activities, time.monotonic()),
         )
         return messages.Heartbeat(
             generation=state.started,
@@ -306,63 +322,67 @@ class AgentProcess:
             terminating=state.terminating is not None,
         )
 
-    def _from_coordinator(self, message: messages.ToAgent) -> None:
+    def _handle_coordinator_message(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Welcome():
                 self.dispatch(message)
                 self._coordinator.send(self._node.health())
             case messages.Assign() | messages.MemoryServers() | messages.Barrier() | messages.IntervalExponent():
                 self.dispatch(message)
-            case messages.StopTrainers(generation=epoch, reason=reason):
-                if epoch > self.state.claimed:
+            case messages.StopTrainers(generation=generation, reason=reason):
+                if generation > self.state.claimed:
                     _log.info(
-                        "epoch %d is claimed, trainers of older ones stop: %s",
-                        epoch,
+                        "generation %d is claimed, trainers of older generations stop: %s",
+                        generation,
                         reason,
-                        extra={"generation": epoch},
+                        extra={"generation": generation},
                     )
                 self.dispatch(message)
             case messages.Shutdown(reason=reason, exit_code=code):
-                _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
+                _log.info("the coordinator shuts this worker down, stopping its trainers: %s", reason)
                 self.dispatch(on.ShutdownRequested(code))
             case messages.ListPersistent() | messages.RepairSave() | messages.DeletePersistent():
                 self._requests.ask(message)
             case messages.UploadSave():
                 self._requests.upload(message)
             case messages.HelloRejected() | messages.MemoryServerChanges():
-                pass  # the line itself acts on it
+                pass  # the coordinator client handles these itself
 
-    # ---- the rest -----------------------------------------------------------------------------------------------
+    # ---- notices, signals, tasks --------------------------------------------------------------------------------
 
     def notice(self, reason: str, text: str) -> None:
+        """Logs a warning and has the coordinator record it as an event of the job."""
         _log.warning("%s: %s", reason, text)
         self._coordinator.send(messages.Notice(reason, text))
 
-    def _on_signal(self, number: int) -> None:
-        name, now = signal.Signals(number).name, time.monotonic()
+    def _on_signal(self, signal_number: int) -> None:
+        name, now = signal.Signals(signal_number).name, time.monotonic()
         _log.info("received %s: stopping at the next agreed step and flushing staged saves", name)
-        if self._coordinator.away_seconds() > 0.0:  # nobody is there who could name a halt
-            self.dispatch(on.ShutdownRequested(128 + number))
+        if self._coordinator.away_seconds() > 0.0:  # without a coordinator no barrier can be announced
+            self.dispatch(on.ShutdownRequested(128 + signal_number))
             return
-        share = self._settings.termination_grace_seconds * _PART_SHARE
+        barrier_seconds = self._settings.termination_grace_seconds * _BARRIER_SHARE
         self.dispatch(
-            on.TerminationRequested(128 + number, TerminationGrace(now + min(_TERMINATION_SECONDS, share), now + share))
+            on.TerminationRequested(
+                128 + signal_number,
+                TerminationGrace(now + min(_TERMINATION_SECONDS, barrier_seconds), now + barrier_seconds),
+            )
         )
 
     async def _tick(self) -> None:
-        pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
+        interval_seconds = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(interval_seconds)
             self._orphans.reap()
             self.dispatch(on.Ticked(time.monotonic()))
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.start(work)
 
-    def _task_failed(self, name: str, error: BaseException) -> None:
-        # nothing here is allowed to fail unheard: an agent that only half works is worse than one that is gone
-        if not self._ended.done():
-            self._ended.set_exception(error)
+    def _on_task_failed(self, name: str, error: BaseException) -> None:
+        # no task may fail silently: an agent that half works is worse than one that ended and is replaced
+        if not self._exit_code.done():
+            self._exit_code.set_exception(error)
 
     async def _close(self) -> None:
         await self._trainers.close()

@@ -1,6 +1,6 @@
-"""Defines the agent's state, the events that it receives and the commands that it decides.
+"""Defines the agent's state, the events that it receives and the commands that it decides on.
 
-Pure. `state_machine.transition` alone changes it.
+Pure. Only `state_machine.next_state` computes a new state.
 """
 
 from __future__ import annotations
@@ -35,80 +35,90 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import NO_PROGRESS, Progress, of_worker
 
 # ---- observations of ranks -------------------------------------------------------------------------------------------
-# Compares two looks at trainers that make no step. A stack alone says little: a rank that reads or computes for long
-# shows it as well, and one that computes in a loop of two lines shows the same one twice as often as not. One that
-# shows the same stack twice, while it and its children neither read, write nor compute, hangs or waits for one that
-# does.
+# Compares two observations of trainers that complete no step. A stack alone proves little: a rank that reads or computes
+# for long shows one stack too, and a loop of two lines shows the same one in every second observation. But a rank that
+# shows the same stack twice, while neither it nor its children did I/O or used CPU, hangs or waits for one that does.
 
 _IO_BYTES = 1 << 20
-"""Less is what threads of a library say to each other while the program stands."""
+"""I/O below this is no progress: threads of a library exchange that much while the program hangs."""
 _CPU_SHARE = 0.05
-"""Of a core; not that of ranks that wait in a collective, which spin."""
+"""Share of one core that a hanging program may use. Ranks in a collective are not measured: they spin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessActivity:
-    """What processes have done since they began."""
+    """Counts the I/O and CPU time of trainers and their children since they started."""
 
     io_bytes: int = 0
-    """Read and written, of the trainers and their children."""
+    """Bytes read and written by the trainers and their children."""
     cpu_seconds: float = 0.0
-    """Of trainers that wait for no other rank, and of all trainers' children, as a loader's workers."""
+    """CPU time of the trainers that wait for no other rank, and of all trainers' children (loader workers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangObservation:
-    """Where all living local ranks stand, at one moment."""
+    """Records stacks, activity and collectives of all running local ranks at one moment."""
 
     at: float
+    """Time of the observation, in monotonic seconds."""
     stacks: tuple[RankStack, ...]
+    """Main-thread stacks, one entry for all ranks with the same stack."""
     activity: ProcessActivity
     collectives: tuple[Collective, ...] = ()
-    """What they are in or made last; empty where a rank could not say."""
+    """Collectives that the ranks are in or called last; empty if some rank did not report."""
 
 
-def is_idle_between(before: HangObservation, after: HangObservation) -> bool:
-    """Whether nothing has moved between two looks."""
-    wrote = after.activity.io_bytes - before.activity.io_bytes
-    computed = after.activity.cpu_seconds - before.activity.cpu_seconds
-    called = bool(before.collectives and after.collectives) and before.collectives != after.collectives
+def is_idle_between(earlier: HangObservation, later: HangObservation) -> bool:
+    """Whether stacks and collectives are the same in two observations, with almost no I/O and CPU use in between."""
+    io_bytes = later.activity.io_bytes - earlier.activity.io_bytes
+    cpu_seconds = later.activity.cpu_seconds - earlier.activity.cpu_seconds
+    collectives_changed = bool(earlier.collectives and later.collectives) and earlier.collectives != later.collectives
     return (
-        after.stacks == before.stacks
-        and not called
-        and 0 <= wrote < _IO_BYTES
-        and 0.0 <= computed <= _CPU_SHARE * (after.at - before.at)
+        later.stacks == earlier.stacks
+        and not collectives_changed
+        and 0 <= io_bytes < _IO_BYTES
+        and 0.0 <= cpu_seconds <= _CPU_SHARE * (later.at - earlier.at)
     )
 
 
 # ---- agent state -----------------------------------------------------------------------------------------------------
 
 _STAND_SECONDS, _STAND_STEPS = 5.0, 5
-"""Trainers without a step for so long, and for so many steps' time, stand still. A killed peer is known long before."""
+"""A hang is suspected after this many seconds, and this many step times, without a step.
+
+A killed peer is reported long before."""
 _START_SECONDS = 60.0
-"""The same before the first step, which may have much to compile."""
+"""A hang is suspected after this long without a first step, which may include compilation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRank:
-    """One local trainer of the started epoch."""
+    """State of one local rank's trainer in the started generation."""
 
     local: int
+    """Local rank (LOCAL_RANK)."""
     rank: int
+    """Global rank (RANK)."""
     alive: bool = True
+    """Whether its process has not been reaped yet."""
     code: int | None = None
+    """Exit code of its process, negative for a signal; None while it runs."""
     attached: bool = False
+    """Whether it has connected to the agent's socket."""
     closed: bool = False
+    """Whether it has closed its Checkpointer: it makes no more steps."""
     progress: Progress = NO_PROGRESS
-    """What it told with its last step."""
+    """Progress that it reported with its last step."""
     source: str | None = None
+    """Tier from which it restored; None until it has restored."""
     at_barrier: int | None = None
-    """The step of the barrier at which it waits."""
+    """Step of the barrier at which it waits; None: it does not wait."""
     accepted: bool | None = None
-    """Its reply to the proposed barrier."""
+    """Its reply to the proposed barrier; None: none yet."""
     paused: str = ""
-    """Why no step is to be expected of it; empty: one is."""
+    """Its announced reason for making no steps; empty: it announced none."""
     pause_seconds: float | None = None
-    """How long that may take; None: as long as a step."""
+    """How long the announced pause may take; None: no longer than a step."""
 
     @property
     def step(self) -> int:
@@ -117,91 +127,104 @@ class LocalRank:
 
 @dataclass(frozen=True, slots=True)
 class TerminationGrace:
-    """Until when a departing worker's trainers go on.
-
-    Until `word_by` for the announcement of a halt; from then on until `part_by`.
-    """
+    """Limits how long a terminating worker's trainers continue, in monotonic seconds."""
 
     barrier_announced_by: float
+    """Time until which the coordinator must announce a barrier, or the trainers are stopped."""
     barrier_reached_by: float
+    """Time until which the trainers must reach an announced barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Everything an agent knows that its decisions depend on."""
+    """Holds everything that the agent's decisions depend on. All times are monotonic seconds."""
 
     step_timeout_seconds: float = 600.0
+    """Longest time between two steps before the trainers count as hanging."""
     warm: bool = False
+    """Whether trainers can start at once."""
     claimed: int = 0
-    """Newest epoch heard of."""
+    """Newest generation that the coordinator has announced."""
     stopped: int = 0
-    """Every trainer of epochs below this is reaped."""
+    """Every trainer of generations below this one is reaped."""
     assign: Assign | None = None
+    """Assignment of the claimed generation; None until it comes."""
     started: int = 0
-    """Newest epoch whose trainers were started: once each."""
+    """Newest generation whose trainers were started; each is started at most once."""
     ranks: tuple[LocalRank, ...] = ()
+    """Local ranks of the started generation."""
     killing: bool = False
+    """Whether the started generation's trainers are being killed."""
     store: str | None = None
+    """Address (host:port) of the claimed generation's store that runs here; None: none does."""
     store_generation: int = 0
-    """Newest epoch whose store was asked for here."""
+    """Newest generation whose store this agent was asked to start."""
     barrier: Barrier | None = None
+    """Barrier that is proposed or bound; None: there is none."""
     interval_exponent: int = 0
+    """Exponent of the save interval, as the coordinator has set it for the claimed generation."""
     progress_at: float | None = None
-    """When the last step finished; None before the epoch's first."""
+    """Time of the last finished step or pause report; None before the generation's first step."""
     ticked_at: float = 0.0
+    """Time of the last tick."""
     started_seconds: float | None = None
-    """First tick of the started epoch's trainers."""
+    """Time of the first tick after the started generation's trainers were started; None: no tick yet."""
     exit_report: TrainerFailure | None = None
-    """What is said of the trainers once their stacks are taken, and before they are killed."""
+    """Failure report to send once the stacks are collected and before the trainers are killed."""
     stacks: str | None = None
-    """Where the trainers stood when half of the step timeout was over, for people; None: nobody asked since the last step."""
+    """Description of the stacks, for an incident; None: none were requested since the last step."""
     gaps: tuple[float, ...] = ()
-    """Recent steps of the started epoch, in seconds."""
+    """Durations of recent steps of the started generation, in seconds."""
     observation_count: int = 0
-    """How often was looked where the trainers stand since the last step."""
+    """Number of stack collections since the last step."""
     last_observation: HangObservation | None = None
-    """What was seen last; None: nothing since the last step."""
+    """Newest observation of the trainers; None: none since the last step."""
     facts: tuple[FromAgent, ...] = field(default=())
+    """Messages that stay true for the claimed generation; sent again on every Welcome."""
     flushing: bool = False
+    """Whether a flush of all staged saves is running."""
     flushed: bool = False
+    """Whether all saves of the started generation are flushed or lost."""
     awaiting_all_servers: frozenset[int] = frozenset()
-    """Ranks here that wait for the list of every holder."""
+    """Local trainers' ranks that wait for the complete list of memory servers."""
     terminating: int | None = None
-    """Exit code, once this worker is to end."""
+    """Exit code of this worker if it was asked to end; None: it was not."""
     termination: TerminationGrace | None = None
-    """While it is to end and its trainers go on, for the world to be left in order."""
+    """Limits within which a terminating worker's trainers continue to a barrier; None: they stop now, or are not asked to."""
     shut_down: bool = False
+    """Whether the agent has decided to exit; later events are ignored."""
 
     @property
     def alive(self) -> bool:
+        """Whether a local trainer still runs."""
         return any(r.alive for r in self.ranks)
 
     @property
     def trains(self) -> bool:
-        """Whether trainers here go on with steps, which copies may disturb."""
-        stays = self.terminating is None and self.termination is None and self.barrier is None
-        return stays and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
+        """Whether trainers here are making steps, so that copies must limit their bandwidth."""
+        is_staying = self.terminating is None and self.termination is None and self.barrier is None
+        return is_staying and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
 
     @property
     def running(self) -> int:
-        """The epoch running or finished here; 0: stopped for a newer one."""
+        """The generation that runs or has finished here; 0: its trainers have ended and a newer one is claimed."""
         return self.started if self.alive or self.started == self.claimed else 0
 
     @property
     def step(self) -> int:
-        """Last step that every local rank has finished in the started epoch."""
+        """Last step that every local rank has finished in the started generation."""
         return min((r.step for r in self.ranks), default=0)
 
     @property
     def progress(self) -> Progress:
-        """Merges all local ranks' progress in the started epoch."""
-        told = of_worker([r.progress for r in self.ranks])
-        ended = tuple(r.rank for r in self.ranks if r.code == 0)
+        """Merges all local ranks' progress in the started generation."""
+        merged = of_worker([r.progress for r in self.ranks])
+        exited_ranks = tuple(r.rank for r in self.ranks if r.code == 0)
         return replace(
-            told,
+            merged,
             restored=self.restored,
             restored_from=self.restored_from,
-            exited_ranks=ended,
+            exited_ranks=exited_ranks,
             pause_reason=self.paused,
             pause_seconds=self.pause_seconds,
         )
@@ -213,62 +236,65 @@ class AgentState:
 
     @property
     def pause_seconds(self) -> float | None:
-        """How long the longest announced pause may take; None: as a step."""
+        """How long the longest announced pause may take; None: no longer than a step."""
         return max((r.pause_seconds for r in self.ranks if r.pause_seconds is not None), default=None)
 
     @property
     def step_limit_seconds(self) -> float:
-        """After how long without a step the trainers hang."""
+        """Seconds without a step after which the trainers count as hanging."""
         return max(self.step_timeout_seconds, self.pause_seconds or 0.0)
 
     @property
     def hang_suspected(self) -> bool:
-        """Whether the trainers stopped without a known reason: their stacks are wanted."""
+        """Whether the trainers make no steps for no known reason, so that their stacks should be collected."""
         if not self.alive or any(r.at_barrier is not None or r.closed for r in self.ranks):
             return False
         if self.progress_at is None:
             return self.started_seconds is not None and self.ticked_at - self.started_seconds > _START_SECONDS
-        limit = max(_STAND_SECONDS, _STAND_STEPS * (self.progress.step_seconds or 0.0))
-        # well before the hang itself: whose step ended a moment later than its peer's hangs as well when told to stop
-        return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds / 2)
+        timeout_seconds = max(_STAND_SECONDS, _STAND_STEPS * (self.progress.step_seconds or 0.0))
+        # well before the step timeout: a rank that finished its last step later than its peers hangs too by the time the
+        # first agent reports the hang and all are stopped
+        return self.ticked_at - self.progress_at > min(timeout_seconds, self.step_timeout_seconds / 2)
 
     @property
     def restored(self) -> bool:
+        """Whether every local rank has restored its checkpoint."""
         return bool(self.ranks) and all(r.source is not None for r in self.ranks)
 
     @property
     def restored_from(self) -> str | None:
+        """Tiers from which the local ranks restored; None until all have."""
         return join_sources(r.source for r in self.ranks if r.source is not None) if self.restored else None
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
-# Defines the events that reach an agent and the commands it decides. Plain values. `state_machine.transition` turns
-# events into commands; the process makes the events and carries the commands out. What the coordinator sent is an event
-# itself; what a trainer sent is one together with its rank. Times are seconds of one monotonic clock, given by the
-# process.
+# Defines the events that reach an agent and the commands it decides on; both are plain values. `state_machine.next_state`
+# turns events into commands; the agent process creates the events and carries the commands out. A message of the
+# coordinator is an event itself; a message of a trainer is wrapped with its rank. Times are seconds of the process's
+# monotonic clock.
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WarmChanged:
-    """Whether trainers can start at once: warm zygote, or only cold starts."""
+    """The fork server became warm, or ended: trainers can start at once, or cannot yet."""
 
     warm: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """Retire or a final refusal: stop trainers, drain, exit with this code."""
+    """The coordinator shuts this worker down or rejected it for good: stop trainers, flush, exit with this code."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
 class TerminationRequested:
-    """SIGTERM: as LeaveAsked, but trainers may go on to a named halt.
+    """SIGTERM came: as ShutdownRequested, but trainers may continue to a barrier, so that peers lose no step.
 
-    The world may be left in order. Asking again changes nothing: a container's runtime may repeat the signal.
+    A repeated signal changes nothing: a container runtime may send it again.
     """
 
     exit_code: int
@@ -277,37 +303,42 @@ class TerminationRequested:
 
 @dataclass(frozen=True, slots=True)
 class StoreStarted:
+    """The TCP store of a generation accepts connections at `address` (host:port)."""
+
     generation: int
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreExited:
+    """The TCP store of a generation could not be started or has ended; `detail` is the reason."""
+
     generation: int
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerExited:
-    """A trainer is reaped; `cause` is the first one on this worker.
-
-    `secondary`: it echoes another rank's death.
-    """
+    """A trainer was reaped."""
 
     generation: int
     local: int
+    """Local rank of the trainer."""
     code: int
+    """Exit code; negative for a signal."""
     cause: str = ""
+    """First cause of failure on this worker, in one line."""
     secondary: bool = False
+    """Whether that cause is only the effect of another worker's failure."""
     cause_local: int | None = None
-    """Local rank whose error came first, if it was not this one's."""
+    """Local rank whose error came first; None: this one."""
     oom: Literal["", "limit", "node"] = ""
-    """Whose memory ended it, as in `Exited`."""
+    """Memory limit for which the OOM killer ended it: the container's, or the node's; empty: another cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerMessage:
-    """A message of one local rank, as it was received."""
+    """A trainer of this worker sent a message."""
 
     generation: int
     local: int
@@ -323,28 +354,31 @@ class TrainerMessage:
         | Detach
     )
     at: float
-    """When it was received."""
+    """Time at which the message was received."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """All saves staged until the flush of `epoch` are drained or lost."""
+    """All saves that were staged before the flush of `generation` are flushed or lost."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StacksCollected:
-    """Describes where `epoch`'s trainers are, or why that is unknown."""
+    """The stacks of a generation's trainers were collected."""
 
     generation: int
     detail: str
+    """The stacks in a few lines, or why they are unknown."""
     summary: HangObservation | None = None
-    """The same for comparison; None where some rank gave no stack."""
+    """The same for comparison with the next observation; None if some rank gave no stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
+    """Half a second has passed; `at` is the time now."""
+
     at: float
 
 
@@ -372,32 +406,37 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartStore:
+    """Starts the TCP store of a generation, then reports StoreStarted or StoreExited."""
+
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopStore:
-    """End the store of every epoch below this one."""
+    """Ends the store if it belongs to a generation below this one."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartTrainers:
+    """Starts one trainer for each local rank."""
+
     assign: Assign
     store: str
+    """Address of the generation's TCP store (host:port)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillTrainers:
-    """SIGKILL every trainer that still lives; each death comes back as TrainerExited."""
+    """Sends SIGKILL to every running trainer; each exit comes back as TrainerExited."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class CollectStacks:
-    """Take living trainers' stacks, then report StacksTaken within a second or two."""
+    """Collects the running trainers' stacks, then reports StacksCollected within a second or two."""
 
     generation: int
 
@@ -411,12 +450,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """A heartbeat now: something changed."""
+    """Sends a heartbeat now, because something in it changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendToTrainers:
-    """Sends to the trainer of one rank; None: to all of them."""
+    """Sends to the trainer of one rank, or to all local ones if `rank` is None."""
 
     message: Barrier | IntervalExponent | AllServers
     rank: int | None = None
@@ -424,20 +463,22 @@ class SendToTrainers:
 
 @dataclass(frozen=True, slots=True)
 class Retarget:
-    """Replaces the holders that saves go to."""
+    """Replaces the memory servers to which saves are flushed."""
 
     servers: MemoryServers
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Drain everything staged, then say Flushed(epoch)."""
+    """Flushes all staged saves, then reports Flushed."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
+    """Ends the agent with this exit code."""
+
     code: int
 
 

@@ -1,8 +1,8 @@
-"""Serves the worker's metrics and its trainers' over HTTP `/metrics`.
+"""Serves the metrics of the worker and its trainers over HTTP `/metrics`.
 
-Started by the agent process where SUREFOOT_METRICS_PORT is set; answers in a thread of its own, as whoever asks must not
-delay heartbeats. Every series carries namespace, job and worker; nothing carries a rank or a pod's name. What cannot be
-served is logged once, and the training goes on.
+The agent process starts it if SUREFOOT_METRICS_PORT is set. It answers in its own thread, so that scrapes cannot delay
+heartbeats. Every series has the labels namespace, job and worker, and none has a rank or a pod name. If the port cannot be
+opened, that is logged once and the training continues.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from surefoot.text_server import Answer, CachedPage, TextServer
 _log = logging.getLogger(__name__)
 
 FOLDER = "metrics"
-"""Of the run folder: where exporters on ports that nobody chose say them, in the form of Prometheus' file_sd."""
+"""Subfolder of the run folder in which exporters on arbitrary ports write their addresses, in Prometheus' file_sd form."""
 
 
 class AgentView(Protocol):
-    """Gives the agent's state and save progress to the metrics."""
+    """The part of the agent that the metrics read: its state and the progress of its saves."""
 
     @property
     def state(self) -> AgentState: ...
@@ -43,34 +43,34 @@ class AgentView(Protocol):
 
 
 class PodMetrics(Collector):
-    """Everything of one worker, as one exposition."""
+    """Collects the metrics of the agent, its trainers and its process, each with the worker's labels."""
 
-    def __init__(self, labels: Mapping[str, str], sums: MetricSums, shown: AgentView) -> None:
-        self._labels, self._sums, self._shown = labels, sums, shown
+    def __init__(self, labels: Mapping[str, str], sums: MetricSums, agent: AgentView) -> None:
+        self._labels, self._sums, self._agent = labels, sums, agent
 
     def collect(self) -> Iterable[Metric]:
         self._update_gauges()
-        yield from (_labelled(family, self._labels) for family in self._sums.with_agent_metrics(metrics.FAMILIES))
-        yield from (_labelled(family, self._labels) for family in PROCESS_COLLECTOR.collect())
+        yield from (_with_labels(family, self._labels) for family in self._sums.with_agent_metrics(metrics.FAMILIES))
+        yield from (_with_labels(family, self._labels) for family in PROCESS_COLLECTOR.collect())
 
     def _update_gauges(self) -> None:
-        state = self._shown.state
+        state = self._agent.state
         metrics.generation.set(state.running)
-        told = state.progress
-        metrics.step.set(told.step)
-        metrics.loss.set(math.nan if told.loss is None else told.loss)
-        metrics.data_epochs.set(math.nan if told.epochs is None else told.epochs)
-        metrics.pending.set(len(self._shown.tracker.pending()))
-        metrics.interval_exponent.set(told.interval_exponent)
+        progress = state.progress
+        metrics.step.set(progress.step)
+        metrics.loss.set(math.nan if progress.loss is None else progress.loss)
+        metrics.data_epochs.set(math.nan if progress.epochs is None else progress.epochs)
+        metrics.pending.set(len(self._agent.tracker.pending()))
+        metrics.interval_exponent.set(progress.interval_exponent)
 
 
 class Exporter:
-    """`start`, then `close`. Nothing is served where the settings name no port."""
+    """Runs the HTTP server for metrics: `start`, then `close`. Without a port in the settings it does nothing."""
 
-    def __init__(self, settings: AgentSettings, sums: MetricSums, shown: AgentView) -> None:
+    def __init__(self, settings: AgentSettings, sums: MetricSums, agent: AgentView) -> None:
         self._settings = settings
         worker = {"namespace": settings.job_namespace, "job": settings.job_name, "worker": str(settings.index)}
-        self._figures = PodMetrics(worker, sums, shown)
+        self._pod_metrics = PodMetrics(worker, sums, agent)
         self._server = TextServer({"/metrics": CachedPage(self._render)})
         self._address_file: Path | None = None
 
@@ -82,9 +82,9 @@ class Exporter:
             self._server.start(settings.host, settings.metrics_port)
             self._publish_address(self._server.port)
         except OSError as error:
-            metrics.fallbacks.labels(kind="no_exporter").inc()
-            where = f"{settings.host}:{settings.metrics_port}"
-            _log.warning("metrics cannot be served at %s: %s; training goes on without them", where, error)
+            metrics.fallbacks.labels("no_exporter").inc()
+            address = f"{settings.host}:{settings.metrics_port}"
+            _log.warning("metrics cannot be served at %s: %s; training continues without them", address, error)
 
     async def close(self) -> None:
         if self._address_file is not None:
@@ -99,19 +99,19 @@ class Exporter:
             self._address_file = write_scrape_target(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
 
     def _render(self) -> Answer:
-        return Answer(200, CONTENT_TYPE_LATEST, generate_latest(self._figures))
+        return Answer(200, CONTENT_TYPE_LATEST, generate_latest(self._pod_metrics))
 
 
 def write_scrape_target(path: Path, host: str, port: int) -> Path:
-    """Writes an exporter's address for `file_sd_configs`, atomically."""
+    """Atomically writes an exporter's address as a file for Prometheus' `file_sd_configs`; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps([{"targets": [f"{host}:{port}"]}]), encoding="ascii")
-    scratch.rename(path)
+    temporary_path = path.with_name(f".{path.name}")
+    temporary_path.write_text(json.dumps([{"targets": [f"{host}:{port}"]}]), encoding="ascii")
+    temporary_path.rename(path)
     return path
 
 
-def _labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
-    added = Metric(family.name, family.documentation, family.type, family.unit)
-    added.samples = [Sample(s.name, {**s.labels, **labels}, s.value) for s in family.samples]
-    return added
+def _with_labels(family: Metric, labels: Mapping[str, str]) -> Metric:
+    labelled = Metric(family.name, family.documentation, family.type, family.unit)
+    labelled.samples = [Sample(sample.name, {**sample.labels, **labels}, sample.value) for sample in family.samples]
+    return labelled

@@ -1,7 +1,7 @@
-"""Owns the worker's staging memory: one arena and drain per local rank.
+"""Owns the worker's staging memory: one arena and one flusher per local rank.
 
-They outlive trainers and epochs: a dead trainer's sealed saves are drained, its memory is handed to the next one.
-Drains call back from their threads; everything here happens on the agent's loop.
+They outlive trainers and generations: a dead trainer's staged saves are still flushed, and the next trainer gets its
+memory. Flushers call back from their threads; everything here runs on the agent's loop.
 """
 
 from __future__ import annotations
@@ -34,28 +34,30 @@ _log = logging.getLogger(__name__)
 
 
 # ---- memory that ranks need ------------------------------------------------------------------------------------------
-# Tracks how much staging memory each local rank needs or was refused. Pure. Of the running epoch alone: another world
-# has other shares. The heartbeat says both, so that the operator can tell whether checkpoints fit, before a holder is
-# full.
+# Tracks how much staging memory each local rank needs, or why it got none. Pure. Covers the running generation only: with
+# another world size the ranks' shares differ. The heartbeat reports both, so that the operator knows whether checkpoints
+# fit before a memory server is full.
 
 
 @dataclass(frozen=True, slots=True)
 class StagingDemandByRank:
+    """Records the staging memory that each local rank needs; keys of the mappings are local ranks."""
+
     ranks: int = 0
-    """Local ranks of the epoch; 0: none asked yet."""
+    """Number of local ranks of the generation; 0: none has requested memory yet."""
     wanted: Mapping[int, int] = field(default_factory=dict)
-    """Slot bytes that each local rank asked for: its save, and some room for it to grow."""
+    """Requested bytes per slot: the rank's save, and some space for it to grow."""
     sizes: Mapping[int, int] = field(default_factory=dict)
     """Bytes of each local rank's newest save."""
     rejected: Mapping[int, str] = field(default_factory=dict)
-    """Why a local rank has no memory."""
+    """Reasons why local ranks got no memory."""
 
     @property
     def save_bytes(self) -> int:
-        """One save of all local ranks; 0 until all have asked."""
+        """Bytes of one save of all local ranks; 0 until all have requested memory."""
         if not self.ranks or len(self.wanted) < self.ranks:
             return 0
-        return sum(self.sizes.get(local, wanted) for local, wanted in self.wanted.items())
+        return sum(self.sizes.get(local, slot_bytes) for local, slot_bytes in self.wanted.items())
 
     @property
     def unstaged(self) -> str:
@@ -72,30 +74,30 @@ def with_staged(needs: StagingDemandByRank, local: int, save_bytes: int) -> Stag
 
 
 def with_grant(needs: StagingDemandByRank, local: int) -> StagingDemandByRank:
-    return replace(needs, rejected={n: why for n, why in needs.rejected.items() if n != local})
+    return replace(needs, rejected={n: reason for n, reason in needs.rejected.items() if n != local})
 
 
-def with_denial(needs: StagingDemandByRank, local: int, why: str) -> StagingDemandByRank:
-    return replace(needs, rejected={**needs.rejected, local: why})
+def with_denial(needs: StagingDemandByRank, local: int, reason: str) -> StagingDemandByRank:
+    return replace(needs, rejected={**needs.rejected, local: reason})
 
 
-def missing_bytes(needs: StagingDemandByRank, has: Mapping[int, int]) -> dict[int, int]:
-    """Bytes that local ranks need and do not have.
+def missing_bytes(needs: StagingDemandByRank, slot_bytes_by_rank: Mapping[int, int]) -> dict[int, int]:
+    """Returns the bytes per slot that each local rank still needs.
 
-    One that did not ask yet will want what others do. `has`: slot bytes by local rank.
+    A rank that has not requested memory yet will need as much as the largest request.
     """
-    usual = max(needs.wanted.values(), default=0)
-    wanted = {local: needs.wanted.get(local, usual) for local in range(needs.ranks)}
-    return {local: needed for local, needed in wanted.items() if has.get(local, 0) < needed}
+    largest_request = max(needs.wanted.values(), default=0)
+    needed_by_rank = {local: needs.wanted.get(local, largest_request) for local in range(needs.ranks)}
+    return {local: needed for local, needed in needed_by_rank.items() if slot_bytes_by_rank.get(local, 0) < needed}
 
 
 # ---- memory that is free ---------------------------------------------------------------------------------------------
-# Measures how much memory this container may still allocate. Memory that is touched beyond the limit is not refused by
-# the kernel: it kills a process of the container. So what does not fit is refused here, with the numbers: for all local
-# ranks at once, since a checkpoint that lacks one of them is none. Reads /proc and /sys only.
+# Measures how much memory this container may still allocate. The kernel does not reject memory that is touched beyond the
+# limit, it kills a process of the container. So a request that does not fit is rejected here, with the numbers. It counts
+# all local ranks at once, since a checkpoint without one of them is useless. Reads /proc and /sys only.
 
-_ROOTS = (
-    # version 2 as a container sees its own group, then version 1
+_CGROUP_FILES = (
+    # files of cgroup version 2 as a container sees its own group, then version 1
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -104,38 +106,39 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class MemoryHeadroom:
-    """Bytes; `limit` None: none is set, `free` is the machine's."""
+    """Memory that this container may use, in bytes."""
 
     free: int
+    """Bytes that can still be allocated, by the container's limit and the machine's available memory."""
     limit: int | None
+    """The container's memory limit; None: none is set."""
     used: int
+    """Memory of the container in use, without reclaimable cache; 0 without a limit."""
 
 
 def read_headroom(
     groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")
 ) -> MemoryHeadroom | None:
-    """Reads what is left below the container's limit and on the machine.
-
-    None if neither can be read.
-    """
-    free = _available(machine)
-    for limit_file, used_file, reclaimable in _ROOTS:
-        limit, used = _number(groups / limit_file), _number(groups / used_file)
+    """Reads the memory left below the container's limit and on the machine; None if neither can be read."""
+    available = _read_available_bytes(machine)
+    for limit_file, used_file, reclaimable in _CGROUP_FILES:
+        limit, used = _read_number(groups / limit_file), _read_number(groups / used_file)
         if limit is None or used is None or limit >= _NO_LIMIT:
             continue
-        used -= min(used, _stat((groups / used_file).parent / "memory.stat", reclaimable))
-        left = max(0, limit - used)
-        return MemoryHeadroom(left if free is None else min(left, free), limit, used)
-    return None if free is None else MemoryHeadroom(free, None, 0)
+        used -= min(used, _read_stat((groups / used_file).parent / "memory.stat", reclaimable))
+        limit_bytes_left = max(0, limit - used)
+        return MemoryHeadroom(limit_bytes_left if available is None else min(limit_bytes_left, available), limit, used)
+    return None if available is None else MemoryHeadroom(available, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StagingDemand:
-    """Memory still to be allocated: `slots` for each rank without enough."""
+    """Memory still to be allocated for the ranks without enough."""
 
     slots: int
+    """Number of slots for each of these ranks."""
     slot_bytes: tuple[int, ...]
-    """Of each such rank."""
+    """Bytes per slot, one entry for each of these ranks."""
 
     @property
     def size(self) -> int:
@@ -147,33 +150,33 @@ class StagingDemand:
         return f"{self.slots} slots of {each} for {ranks} rank{'s' * (ranks != 1)}, {format_bytes(self.size)} of staging memory,"
 
 
-def require_headroom(demand: StagingDemand, found: MemoryHeadroom | None) -> None:
-    """Raises OSError with the numbers where it would not fit."""
-    if found is None or demand.size <= found.free:
+def require_headroom(demand: StagingDemand, headroom: MemoryHeadroom | None) -> None:
+    """Raises OSError (ENOMEM) with the numbers if the demand does not fit; passes if the headroom is unknown."""
+    if headroom is None or demand.size <= headroom.free:
         return
-    if found.limit is not None and found.limit - found.used < demand.size:
+    if headroom.limit is not None and headroom.limit - headroom.used < demand.size:
         text = (
-            f"{demand} do not fit: the container's memory limit is {format_bytes(found.limit)} and {format_bytes(found.used)} are "
-            f"in use; raise resources.limits.memory of the trainer by {format_bytes(demand.size - found.free)} or more"
+            f"{demand} do not fit: the container's memory limit is {format_bytes(headroom.limit)} and {format_bytes(headroom.used)} are "
+            f"in use; raise resources.limits.memory of the trainer by {format_bytes(demand.size - headroom.free)} or more"
         )
     else:
-        text = f"{demand} do not fit: the machine has {format_bytes(found.free)} left"
+        text = f"{demand} do not fit: the node has {format_bytes(headroom.free)} of memory left"
     raise OSError(errno.ENOMEM, text)
 
 
-def with_released(found: MemoryHeadroom | None, size: int) -> MemoryHeadroom | None:
-    """The room there would be with `size` bytes of ours given back."""
-    return None if found is None else replace(found, free=found.free + size, used=max(0, found.used - size))
+def with_released(headroom: MemoryHeadroom | None, size: int) -> MemoryHeadroom | None:
+    """Returns the headroom after releasing `size` bytes of staging memory."""
+    return None if headroom is None else replace(headroom, free=headroom.free + size, used=max(0, headroom.used - size))
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # absent, or "max"
         return None
 
 
-def _stat(path: Path, name: str) -> int:
+def _read_stat(path: Path, name: str) -> int:
     try:
         rows = dict(line.split() for line in path.read_text().splitlines())
         return int(rows.get(name, 0))
@@ -181,7 +184,7 @@ def _stat(path: Path, name: str) -> int:
         return 0
 
 
-def _available(path: Path) -> int | None:
+def _read_available_bytes(path: Path) -> int | None:
     try:
         row = next(line for line in path.read_text().splitlines() if line.startswith("MemAvailable:"))
         return int(row.split()[1]) * 1024
@@ -190,92 +193,92 @@ def _available(path: Path) -> int | None:
 
 
 # ---- progress of saves -----------------------------------------------------------------------------------------------
-# Tracks which of this worker's saves are pending, committed or lost. Pure. The heartbeat reports it. A worker's save of
-# a step is pending from the first rank's staging until every local rank's copy is on all its holders or was given up;
-# it is `saved` once every local rank has committed it somewhere.
+# Tracks which of this worker's saves are pending, committed or lost, for the heartbeat. Pure. A worker's save of a step is
+# pending from the first rank's staging until every local rank's copies are on all their memory servers or abandoned; it
+# is `saved` once every local rank's save is committed on at least one server.
 
-_REMEMBERED = 8
-"""Checkpoints that stay in the book behind the newest: later ones overtake them anyway."""
+_MAX_CHECKPOINTS = 8
+"""Number of newest checkpoints whose copies are tracked; older ones are superseded anyway."""
 
-_HANDED_STEPS = 32
-"""Steps of which it is remembered that they were handed over; whoever asks knows of no older ones."""
+_MAX_HANDED_STEPS = 32
+"""Number of newest steps whose staging is remembered; the operator asks for no older ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveTracker:
-    """Records which staged saves are pending, committed, or handed over."""
+    """Records which rank saves are being flushed, committed, or staged and not lost."""
 
     staged: tuple[RankSave, ...] = ()
-    """Staged, not yet done."""
+    """Staged saves whose flush has not ended."""
     committed: dict[RankSave, int] = field(default_factory=dict)
-    """On how many holders each of the newest rank saves is."""
+    """Number of memory servers with a complete copy of each of the newest rank saves."""
     handed: tuple[RankSave, ...] = ()
-    """Of the newest epoch and its newest steps: staged, and not known to have been lost on the way."""
+    """Saves of the newest generation's newest steps that were staged and are not known to be lost."""
     forgotten: Checkpoint | None = None
-    """Newest one that `handed` is too short for."""
+    """Newest checkpoint that was dropped from these to limit their number; None: none was."""
 
     def pending(self) -> tuple[Checkpoint, ...]:
-        """Checkpoints that still drain here, oldest first."""
+        """Returns the checkpoints that are still being flushed here, oldest first."""
         return tuple(sorted({save.checkpoint for save in self.staged}))
 
-    def saved(self, epoch: int, local_ranks: int) -> tuple[Checkpoint | None, int]:
-        """The newest checkpoint of `epoch` that all local ranks committed.
+    def saved(self, generation: int, local_ranks: int) -> tuple[Checkpoint | None, int]:
+        """Returns the newest checkpoint of `generation` that all local ranks committed, and its fewest copies of a save.
 
-        With its fewest copies of a rank save; (None, 0) without one.
+        (None, 0) if there is none.
         """
-        copies: dict[int, list[int]] = {}
+        copies_by_step: dict[int, list[int]] = {}
         for save, count in self.committed.items():
-            if save.generation == epoch and count > 0:
-                copies.setdefault(save.step, []).append(count)
-        whole = [step for step, counts in copies.items() if len(counts) >= local_ranks]
-        if not whole:
+            if save.generation == generation and count > 0:
+                copies_by_step.setdefault(save.step, []).append(count)
+        complete_steps = [step for step, counts in copies_by_step.items() if len(counts) >= local_ranks]
+        if not complete_steps:
             return None, 0
-        return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
+        return Checkpoint(generation, max(complete_steps)), min(copies_by_step[max(complete_steps)])
 
-    def closed_steps(self, epoch: int, local_ranks: int, upto: int) -> ClosedSteps:
-        """This worker's closed steps of `epoch`, up to step `upto`."""
-        ranks: dict[int, int] = {}
+    def closed_steps(self, generation: int, local_ranks: int, last_step: int) -> ClosedSteps:
+        """Returns the steps of `generation` up to `last_step` at which this worker makes no more saves."""
+        rank_count_by_step: dict[int, int] = {}
         for save in self.handed:
-            if save.generation == epoch:
-                ranks[save.step] = ranks.get(save.step, 0) + 1
-        whole = tuple(sorted(step for step, count in ranks.items() if count >= local_ranks))
-        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.generation == epoch else 0
-        return ClosedSteps(upto, whole, forgotten)
+            if save.generation == generation:
+                rank_count_by_step[save.step] = rank_count_by_step.get(save.step, 0) + 1
+        complete_steps = tuple(sorted(step for step, count in rank_count_by_step.items() if count >= local_ranks))
+        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.generation == generation else 0
+        return ClosedSteps(last_step, complete_steps, forgotten)
 
 
 def track_staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
-    """A trainer sealed a slot."""
+    """Records a save that a trainer has staged."""
     handed = (*(s for s in tracker.handed if s.generation == save.generation and s != save), save)
     steps = sorted({s.step for s in handed})
     forgotten = tracker.forgotten
-    if len(steps) > _HANDED_STEPS:
-        forgotten = Checkpoint(save.generation, steps[-_HANDED_STEPS - 1])
+    if len(steps) > _MAX_HANDED_STEPS:
+        forgotten = Checkpoint(save.generation, steps[-_MAX_HANDED_STEPS - 1])
         handed = tuple(s for s in handed if s.step > forgotten.step)
-    waiting = (*(s for s in tracker.staged if s != save), save)
-    return replace(tracker, staged=waiting, handed=handed, forgotten=forgotten)
+    staged = (*(s for s in tracker.staged if s != save), save)
+    return replace(tracker, staged=staged, handed=handed, forgotten=forgotten)
 
 
 def track_written(tracker: SaveTracker, save: RankSave, copies: int) -> SaveTracker:
-    """Counts one more holder with the complete rank save."""
+    """Records the number of memory servers that now have a complete copy of the save."""
     committed = {**tracker.committed, save: copies}
-    newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
+    newest = sorted({s.checkpoint for s in committed})[-_MAX_CHECKPOINTS:]
     return replace(tracker, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
 
 
 def track_freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
-    """Ends the tracking of a drained save: its copies are final."""
+    """Ends the tracking of a flushed save: its copies are final."""
     return replace(tracker, staged=tuple(s for s in tracker.staged if s != save))
 
 
 def track_lost(tracker: SaveTracker, save: RankSave) -> SaveTracker:
-    """Forgets a save that no holder was asked to commit."""
+    """Forgets a save that no memory server was asked to commit."""
     return replace(tracker, handed=tuple(s for s in tracker.handed if s != save))
 
 
 # ---- staging memory --------------------------------------------------------------------------------------------------
 
 _REPLACE_SECONDS = 5.0
-"""How long a save in memory that has become too small may still drain before it is given up."""
+"""How long saves in an arena that has become too small may still be flushed before they are abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,19 +286,22 @@ class StagingWatcher:
     """Receives the staging memory's events, on the loop."""
 
     on_freed: Callable[[int, int, int, bool], None]
-    """(local, slot, step, ok)."""
+    """Called when a slot is free, with local rank, slot, step, and whether the save was committed."""
     on_progress: Callable[[], None]
-    """Something that the heartbeat says has changed."""
+    """Called when something that the heartbeat reports has changed."""
     on_notice: Callable[[str, str], None]
+    """Called with the reason and text of a notice for the job's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaGrant:
-    """Staging memory for one trainer; `busy` slots still drain older saves."""
+    """Grants staging memory to one trainer."""
 
     file: MemoryFile
     busy: tuple[int, ...]
+    """Slots from which older saves are still being flushed."""
     seconds: float
+    """Time that allocating the memory took; 0: it existed."""
 
 
 @dataclass(slots=True)
@@ -305,13 +311,13 @@ class _RankArena:
     file: MemoryFile
     flush: Flusher
     inside: dict[int, RankSave]
-    """What drains from each slot."""
+    """Save that is being flushed from each slot."""
     fenced: dict[int, tuple[RankSave, Staged]]
-    """What was last sealed in each slot; it lies there until the slot is written again."""
+    """Save that was last staged in each slot; it can be read until the slot is written again."""
 
 
 class StagingMemory:
-    """Owns arenas and drains, and knows where the holders answer."""
+    """Owns the local ranks' arenas and flushers, and the addresses of the memory servers."""
 
     def __init__(
         self, incarnation: str, job: JobSettings, watcher: StagingWatcher, options: FlushOptions | None = None
@@ -328,120 +334,130 @@ class StagingMemory:
         self.tracker = SaveTracker()
 
     def servers(self) -> tuple[MemoryServerInstance, ...]:
-        """Holders of this epoch, the targets of this worker's saves first."""
+        """Lists the known memory servers of this generation, the targets of this worker's saves first."""
         if self._servers is None:
             return ()
-        every = dict.fromkeys(endpoint.instance for endpoint in self._servers.servers)
-        ours = chain(self._servers.targets, *self._servers.rank_targets)
-        return tuple(dict.fromkeys([*(t for t in ours if t in every), *every]))
+        all_instances = dict.fromkeys(endpoint.instance for endpoint in self._servers.servers)
+        target_instances = chain(self._servers.targets, *self._servers.rank_targets)
+        return tuple(dict.fromkeys([*(t for t in target_instances if t in all_instances), *all_instances]))
 
     def partial_generation(self) -> int:
-        """The epoch that has more holders than these; 0: none has."""
+        """Returns the generation if it has more memory servers than are known here, else 0."""
         return self._servers.generation if self._servers is not None and self._servers.is_partial else 0
 
-    def open_tier(self, holder: MemoryServerInstance) -> Tier:
-        """Opens a connection to a holder, for one thread.
+    def open_tier(self, server: MemoryServerInstance) -> Tier:
+        """Opens a connection to a memory server, for use by one thread.
 
-        Raises TierUnavailable for one that is not among this epoch's holders.
+        Raises:
+            TierUnavailable: The server is not known in this generation.
         """
         endpoints = self._servers.servers if self._servers is not None else ()
         for endpoint in endpoints:
-            if endpoint.instance == holder:
+            if endpoint.instance == server:
                 job = self._job
                 return MemoryServerClient(endpoint, job.job, account_of(job), job.memory_call_timeout_seconds)
-        raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
+        raise TierUnavailable(f"{server} is not among this generation's memory servers, so its address is unknown")
 
     async def grant_arena(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
-        """Gives a local rank its memory if large enough, else new memory.
+        """Grants a local rank its old arena if that is large enough, else a new, prefaulted one.
 
-        New memory is touched. OSError, and a notice, if it does not fit beside what the other ones of `ranks` local
-        ranks need.
+        Raises:
+            OSError: It does not fit together with the memory that the other ones of `ranks` local ranks need. A notice
+                is sent, too.
         """
         async with self._allocating:
             self._needs = with_request(self._needs, local, slot_bytes, ranks)
             try:
-                given = await self._allocate(local, slot_bytes)
+                grant = await self._allocate(local, slot_bytes)
             except OSError as error:
                 self._reject(local, error.strerror or str(error))
                 raise
             self._needs = with_grant(self._needs, local)
             self._watcher.on_progress()
-            return given
+            return grant
 
     @property
     def needs(self) -> StagingDemandByRank:
-        """What the ranks here need, and why one has no memory."""
+        """The local ranks' demand of staging memory, and the reasons of rejected requests."""
         return self._needs
 
     def reusable_saves(self, local: int, checkpoint: Checkpoint) -> list[tuple[StagedSaves, int | None]]:
-        """Finds `checkpoint`'s saves: the rank's own first, then other ranks' if any.
+        """Finds staged saves of `checkpoint` that a restore can read here: the rank's own first, then other ranks'.
 
-        Each with the memory's descriptor where there are any.
+        Each reply comes with the arena's file descriptor; None: that arena has none of these saves.
         """
-        others = [_reusable(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local]
-        further = [(here, fd) for here, fd in others if fd is not None]
-        own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (StagedSaves(0), None)
-        return [(replace(own, replies_to_follow=len(further)), fd), *further]
+        other_replies = [
+            _reusable_saves_in(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local
+        ]
+        nonempty_replies = [(saves, fd) for saves, fd in other_replies if fd is not None]
+        own_saves, fd = (
+            _reusable_saves_in(self._arenas[local], checkpoint) if local in self._arenas else (StagedSaves(0), None)
+        )
+        return [(replace(own_saves, replies_to_follow=len(nonempty_replies)), fd), *nonempty_replies]
 
     async def _allocate(self, local: int, slot_bytes: int) -> ArenaGrant:
         arena = self._arenas.get(local)
         if arena is not None and arena.file.slot_bytes >= slot_bytes:
             return ArenaGrant(arena.file, tuple(sorted(arena.inside)), 0.0)
-        began = time.monotonic()
-        has = {number: taken.file.slot_bytes for number, taken in self._arenas.items()}
-        missing = missing_bytes(self._needs, has)
-        back = sum(len(taken.file.memory) for number, taken in self._arenas.items() if number in missing)
-        require_headroom(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), back))
+        start_seconds = time.monotonic()
+        slot_bytes_by_rank = {number: allocated.file.slot_bytes for number, allocated in self._arenas.items()}
+        missing = missing_bytes(self._needs, slot_bytes_by_rank)
+        released_bytes = sum(
+            len(allocated.file.memory) for number, allocated in self._arenas.items() if number in missing
+        )
+        require_headroom(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), released_bytes))
         if arena is not None:
-            del self._arenas[local]  # the larger one may not be had
-            await asyncio.to_thread(self._end, arena)
+            del self._arenas[local]  # removed first, since allocating the larger one may fail
+            await asyncio.to_thread(self._release_arena, arena)
         file = MemoryFile(f"rank-{local}", slot_bytes)
         await asyncio.to_thread(file.touch)
         self._arenas[local] = self._new_arena(local, file)
-        return ArenaGrant(file, (), time.monotonic() - began)
+        return ArenaGrant(file, (), time.monotonic() - start_seconds)
 
-    def _reject(self, local: int, why: str) -> None:
-        """Notifies people once; the heartbeat reports it for as long as it lasts."""
-        news = not self._needs.rejected
-        self._needs = with_denial(self._needs, local, why)
-        if news:
-            self._watcher.on_notice("StagingMemoryUnavailable", why)
+    def _reject(self, local: int, reason: str) -> None:
+        """Records a rejected request: a notice is sent for the first one, and heartbeats report it while it lasts."""
+        is_first = not self._needs.rejected
+        self._needs = with_denial(self._needs, local, reason)
+        if is_first:
+            self._watcher.on_notice("StagingMemoryUnavailable", reason)
         self._watcher.on_progress()
 
-    def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
-        """Hands a sealed slot to the drain, which owns it until freed."""
+    def stage(self, local: int, save: RankSave, world_size: int, message: Staged) -> None:
+        """Passes a staged slot to the flusher, which owns it until it is freed."""
         arena = self._arenas.get(local)
         if arena is None:
-            _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
+            _log.error("local rank %d staged %s, but has no staging memory: the save is ignored", local, save)
             return
         arena.inside[message.slot] = save
         arena.fenced[message.slot] = (save, message)
         self.tracker = track_staged(self.tracker, save)
         self._needs = with_staged(self._needs, local, message.stream_bytes + message.values_bytes)
-        sealed = StagedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
-        arena.flush.add_staged(message.slot, sealed, message.layout_json)
+        staged_save = StagedSave(
+            save, world_size, self._incarnation, message.layout, message.stream_bytes, message.values_bytes
+        )
+        arena.flush.add_staged(message.slot, staged_save, message.layout_json)
         self._watcher.on_progress()
 
-    def retarget(self, holders: MemoryServers) -> None:
-        """Replaces the holders that saves go to."""
-        if self._servers is None or holders.generation != self._servers.generation:
-            self._needs = StagingDemandByRank()  # another world, other shares
-        self._servers = holders
+    def retarget(self, servers: MemoryServers) -> None:
+        """Replaces the memory servers to which saves are flushed."""
+        if self._servers is None or servers.generation != self._servers.generation:
+            self._needs = StagingDemandByRank()  # with another membership the ranks' shares differ
+        self._servers = servers
         for local, arena in self._arenas.items():
-            self._aim(arena.flush, local)
+            self._set_targets(arena.flush, local)
 
-    def drop_older_generations(self, epoch: int) -> None:
-        """Gives up what older epochs staged, before trainers of `epoch` start."""
+    def drop_older_generations(self, generation: int) -> None:
+        """Abandons the staged saves of older generations, before trainers of `generation` start."""
         for arena in self._arenas.values():
-            arena.flush.drop_older_generations(epoch)
+            arena.flush.drop_older_generations(generation)
 
-    async def flush(self, seconds: float) -> bool:
-        """Waits until everything staged is drained or given up; whether it was."""
-        drains = [arena.flush for arena in self._arenas.values()]
-        return all(await asyncio.gather(*(asyncio.to_thread(d.flush, seconds) for d in drains)))
+    async def flush(self, timeout_seconds: float) -> bool:
+        """Waits until all staged saves are flushed or abandoned; returns whether that came within the timeout."""
+        flushers = [arena.flush for arena in self._arenas.values()]
+        return all(await asyncio.gather(*(asyncio.to_thread(flusher.flush, timeout_seconds) for flusher in flushers)))
 
     async def close(self) -> None:
-        """Gives up what is left, joins the drains' threads, unmaps the memory."""
+        """Abandons unflushed saves, joins the flushers' threads, unmaps the memory."""
         for arena in self._arenas.values():
             await asyncio.to_thread(arena.flush.close)
             arena.file.close()
@@ -449,53 +465,53 @@ class StagingMemory:
 
     def _new_arena(self, local: int, file: MemoryFile) -> _RankArena:
         def on_loop(call: Callable[..., None]) -> Callable[..., None]:
-            return lambda *values: self._call(functools.partial(call, *values))
+            return lambda *values: self._call_on_loop(functools.partial(call, *values))
 
         watcher = FlushListener(
-            on_freed=on_loop(functools.partial(self._freed, local)),
-            on_saved=on_loop(self._saved),
+            on_freed=on_loop(functools.partial(self._on_freed, local)),
+            on_saved=on_loop(self._on_saved),
             on_notice=on_loop(self._watcher.on_notice),
-            on_lost=on_loop(self._lost),
+            on_lost=on_loop(self._on_lost),
         )
         arena = FlushArena(file.memory, SLOTS, file.slot_bytes)
-        drain = Flusher(arena, self._incarnation, self.open_tier, watcher, self._options)
-        self._aim(drain, local)
-        return _RankArena(file, drain, {}, {})
+        flusher = Flusher(arena, self._incarnation, self.open_tier, watcher, self._options)
+        self._set_targets(flusher, local)
+        return _RankArena(file, flusher, {}, {})
 
-    def _call(self, call: Callable[[], None]) -> None:
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            pass  # the loop has ended, and with it everyone who could want to know
+            pass  # the agent has ended
 
-    def _aim(self, drain: Flusher, local: int) -> None:
+    def _set_targets(self, flusher: Flusher, local: int) -> None:
         if self._servers is not None:
-            every = frozenset(endpoint.instance for endpoint in self._servers.servers)
-            drain.set_targets(self._servers.targets_of(local), every, self._servers.replicas)
+            all_instances = frozenset(endpoint.instance for endpoint in self._servers.servers)
+            flusher.set_targets(self._servers.targets_of(local), all_instances, self._servers.replicas)
 
-    def _saved(self, save: RankSave, copies: int) -> None:
+    def _on_saved(self, save: RankSave, copies: int) -> None:
         self.tracker = track_written(self.tracker, save, copies)
 
-    def _lost(self, save: RankSave) -> None:
+    def _on_lost(self, save: RankSave) -> None:
         self.tracker = track_lost(self.tracker, save)
         self._watcher.on_progress()
 
-    def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
+    def _on_freed(self, local: int, slot: int, step: int, was_saved: bool) -> None:
         arena = self._arenas.get(local)
         save = arena.inside.pop(slot, None) if arena is not None else None
         if save is not None:
             self.tracker = track_freed(self.tracker, save)
-        self._watcher.on_freed(local, slot, step, ok)
+        self._watcher.on_freed(local, slot, step, was_saved)
         self._watcher.on_progress()
 
-    def _end(self, arena: _RankArena) -> None:
+    def _release_arena(self, arena: _RankArena) -> None:
         if not arena.flush.flush(_REPLACE_SECONDS):
-            _log.warning("saves in memory that became too small were given up: their holders do not answer")
+            _log.warning("abandoned staged saves in an arena that is too small now: their memory servers do not answer")
         arena.flush.close()
         arena.file.close()
 
 
-def _reusable(arena: _RankArena, checkpoint: Checkpoint) -> tuple[StagedSaves, int | None]:
-    found = [(save, said) for save, said in arena.fenced.values() if save.checkpoint == checkpoint]
-    saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
+def _reusable_saves_in(arena: _RankArena, checkpoint: Checkpoint) -> tuple[StagedSaves, int | None]:
+    matching = [(save, message) for save, message in arena.fenced.values() if save.checkpoint == checkpoint]
+    saves = tuple((save.rank, message.slot, message.stream_bytes, message.layout) for save, message in matching)
     return StagedSaves(arena.file.slot_bytes, saves), arena.file.fd if saves else None

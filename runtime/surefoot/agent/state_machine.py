@@ -1,8 +1,10 @@
 """Decides the agent's next state and commands from one event.
 
-Pure: `transition(state, event) -> (state, commands)`; `agent_process` carries the commands out. Held here: trainers start at
-most once per epoch; only a newer epoch (or leaving) stops them; `stopped` is said only when every older trainer is
-reaped; facts of the epoch are said again to whichever coordinator answers next.
+Pure: `next_state(state, event) -> (state, commands)`; `agent_process` carries the commands out. Invariants:
+
+- Trainers are started at most once per generation; only a newer generation, a failure or the worker's end stops them.
+- TrainersStopped is sent only when every trainer of an older generation is reaped.
+- Facts of a generation are sent again to every coordinator that connects later.
 """
 
 from __future__ import annotations
@@ -44,85 +46,87 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import Progress
 
 # ---- stacks of ranks without a step ----------------------------------------------------------------------------------
-# Decides when to take the stacks of trainers that complete no step. Pure; called below at each tick, step and pause,
-# and when stacks arrive. An agent reports only its own ranks: a rank that waits for another node's rank looks like one
-# that hangs. Only the operator, which hears all agents, can tell them apart.
+# Decides when to collect the stacks of trainers that complete no step. Pure; called at each tick, step and pause, and
+# when stacks arrive. An agent reports only its own ranks: a rank that waits for another node's rank looks like one that
+# hangs. Only the operator, which gets the reports of all agents, can distinguish them.
 
 Step = tuple[AgentState, tuple[on.Command, ...]]
 
 
-def observe_if_due(state: AgentState, standing_seconds: float) -> Step:
-    """Looks at each half of the suspect time."""
-    limit = state.step_limit_seconds
-    suspect = limit if state.paused else learned_limit_seconds(state.gaps, limit)
-    if 2 * standing_seconds <= (state.observation_count + 1) * suspect:
+def observe_if_due(state: AgentState, stalled_seconds: float) -> Step:
+    """Requests stacks each time another half of the suspected hang's time has passed without a step."""
+    timeout_seconds = state.step_limit_seconds
+    suspect_seconds = timeout_seconds if state.paused else learned_limit_seconds(state.gaps, timeout_seconds)
+    if 2 * stalled_seconds <= (state.observation_count + 1) * suspect_seconds:
         return state, ()
-    # whoever finds the hang first kills its ranks, and all others end with them before they could be asked
+    # collect before the timeout: the first agent to find the hang kills its ranks, and all others end with them
     stacks = "" if state.stacks is None else state.stacks
     return replace(state, stacks=stacks, observation_count=state.observation_count + 1), (
         on.CollectStacks(state.started),
     )
 
 
-def report_or_withdraw(state: AgentState, look: HangObservation | None) -> Step:
-    """Says where all local ranks are, or takes it back."""
-    before = state.last_observation
-    stands = before is not None and look is not None and is_idle_between(before, look)
-    if before is not None and look is not None and stands and not look.collectives:
-        look = replace(
-            look, collectives=before.collectives
-        )  # a recorder that is late now was heard before, and nothing moved
-    state = replace(state, last_observation=look)
-    if look is None or state.paused:
-        return _withdrawn(state)
-    # of what moves, a collective made between two looks says nothing of where all ranks are at one moment
-    known = stands or (before is not None and before.collectives == look.collectives)
-    calls = look.collectives if known else ()
-    fact = HangReport(state.started, state.step, look.stacks, moves=not stands, collectives=calls)
-    if fact in state.facts:
+def report_or_withdraw(state: AgentState, observation: HangObservation | None) -> Step:
+    """Reports the stacks of all local ranks to the coordinator, or withdraws the last report."""
+    previous = state.last_observation
+    is_idle = previous is not None and observation is not None and is_idle_between(previous, observation)
+    if previous is not None and observation is not None and is_idle and not observation.collectives:
+        observation = replace(
+            observation, collectives=previous.collectives
+        )  # a rank that did not report now reported before, and nothing has changed
+    state = replace(state, last_observation=observation)
+    if observation is None or state.paused:
+        return _withdraw_report(state)
+    # collectives that changed between two observations do not describe all ranks at one moment
+    is_consistent = is_idle or (previous is not None and previous.collectives == observation.collectives)
+    collectives = observation.collectives if is_consistent else ()
+    report = HangReport(state.started, state.step, observation.stacks, moves=not is_idle, collectives=collectives)
+    if report in state.facts:
         return state, ()
-    return replace(state, facts=(*_without(state), fact)), (on.Send(fact),)
+    return replace(state, facts=(*_facts_without_report(state), report)), (on.Send(report),)
 
 
 def reset_observation(state: AgentState, at: float) -> Step:
-    """Forgets what was seen, at a step or a pause."""
-    return _withdrawn(replace(state, progress_at=at, stacks=None, last_observation=None, observation_count=0))
+    """Resets the search for a hang after a step or a pause report at time `at`."""
+    return _withdraw_report(replace(state, progress_at=at, stacks=None, last_observation=None, observation_count=0))
 
 
-def _withdrawn(state: AgentState) -> Step:
-    facts = _without(state)
+def _withdraw_report(state: AgentState) -> Step:
+    facts = _facts_without_report(state)
     if facts == state.facts:
         return state, ()
     return replace(state, facts=facts), (on.Send(HangReport(state.started, state.step)),)
 
 
-def _without(state: AgentState) -> tuple[FromAgent, ...]:
+def _facts_without_report(state: AgentState) -> tuple[FromAgent, ...]:
     return tuple(fact for fact in state.facts if not isinstance(fact, HangReport))
 
 
 # ---- search for memory servers ---------------------------------------------------------------------------------------
-# Asks the coordinator for all memory servers when a trainer needs them. The trainer waits for the answer: if it
-# searched only the servers it knows, it would report a checkpoint as lost that another server holds.
+# Requests the complete list of memory servers from the coordinator when a trainer needs it. The trainer waits for it: if
+# it searched only the servers that it knows, it would report a checkpoint as lost that another server has.
 
 
 def request_servers_if_needed(assign: Assign) -> tuple[Command, ...]:
-    """Asks at once where ranks will need all holders anyway.
+    """Requests the complete list at once if the world size differs from that of the parent checkpoint.
 
-    In a world of another size than its restore point's every rank reads of every other's; the answer comes while trainers
-    begin.
+    Every rank then reads parts of all old ranks' saves; the list comes while the trainers start.
     """
     parent = assign.parent
     if not assign.is_partial or parent is None or parent.imported:
         return ()
-    size = next((size for epoch, _, size in assign.lineage if epoch == parent.generation), assign.world_size)
-    return request_all_servers(assign.generation) if size != assign.world_size else ()
+    parent_world_size = next(
+        (parent_world_size for generation, _, parent_world_size in assign.lineage if generation == parent.generation),
+        assign.world_size,
+    )
+    return request_all_servers(assign.generation) if parent_world_size != assign.world_size else ()
 
 
 def request_servers_for_trainer(state: AgentState, rank: int) -> Step:
-    """A trainer asks for every holder of the epoch."""
+    """Handles a trainer's request for all memory servers: answers it, or requests the list from the coordinator."""
     assign = state.assign
     if assign is None or assign.generation != state.started:
-        return state, ()  # overtaken: its trainers are being ended
+        return state, ()  # a newer generation is claimed and this one's trainers are being stopped
     if not assign.is_partial:
         return state, (on.SendToTrainers(AllServers(assign.servers), rank),)
     return replace(state, awaiting_all_servers=state.awaiting_all_servers | {rank}), request_all_servers(
@@ -131,7 +135,7 @@ def request_servers_for_trainer(state: AgentState, rank: int) -> Step:
 
 
 def send_servers_to_trainers(state: AgentState) -> Step:
-    """Tells the ranks that sought all holders, once those are known."""
+    """Sends the complete list of memory servers to the ranks that wait for it, once it is known."""
     assign = state.assign
     if not state.awaiting_all_servers or assign is None or assign.is_partial or assign.generation != state.started:
         return state, ()
@@ -142,128 +146,133 @@ def send_servers_to_trainers(state: AgentState) -> Step:
 
 
 def repeat_server_request(state: AgentState) -> tuple[Command, ...]:
-    """Asks a coordinator that has just begun what the former was asked."""
+    """Repeats an unanswered request to a coordinator that has just sent its Welcome."""
     return (
         request_all_servers(state.assign.generation) if state.awaiting_all_servers and state.assign is not None else ()
     )
 
 
-def request_all_servers(epoch: int) -> tuple[Command, ...]:
-    """Asks the coordinator, once more if need be."""
-    return (on.Send(ListAllServers(epoch)),)
+def request_all_servers(generation: int) -> tuple[Command, ...]:
+    """Returns the command that requests all memory servers of a generation from the coordinator."""
+    return (on.Send(ListAllServers(generation)),)
 
 
 # ---- state machine ---------------------------------------------------------------------------------------------------
 
 
 def next_state(state: AgentState, event: Event) -> Step:
-    """The next state, and what to do now, in this order."""
+    """Returns the state after an event and the commands to carry out, in order."""
     if state.shut_down:
         return state, ()
-    after, said = _take(state, event)
-    commands = list(said)
-    # one decision can open the way to the next (reaped → stopped → started): a handful of rounds at most
+    new_state, first_commands = _apply_event(state, event)
+    commands = list(first_commands)
+    # one decision can enable the next (reaped → stopped → started): repeat until there is none, a few times at most
     while True:
-        after, more = _proceed(after)
-        if not more:
-            return after, tuple(commands)
-        commands.extend(more)
+        new_state, more_commands = _advance(new_state)
+        if not more_commands:
+            return new_state, tuple(commands)
+        commands.extend(more_commands)
 
 
-def _take(state: AgentState, event: Event) -> Step:
+def _apply_event(state: AgentState, event: Event) -> Step:
     match event:
         case on.WarmChanged(warm):
             return replace(state, warm=warm), (on.SendHeartbeat(),)
         case Welcome():
             return state, (*(on.Send(fact) for fact in state.facts), *repeat_server_request(state), on.SendHeartbeat())
         case Assign():
-            return _assigned(state, event)
+            return _apply_assignment(state, event)
         case MemoryServers():
             return _apply_servers(state, event)
         case Barrier():
             return _apply_barrier(state, event)
-        case IntervalExponent(epoch, level):
-            if epoch != state.claimed or level == state.interval_exponent:
+        case IntervalExponent(generation, exponent):
+            if generation != state.claimed or exponent == state.interval_exponent:
                 return state, ()
-            return replace(state, interval_exponent=level), (on.SendToTrainers(event),)
-        case StopTrainers(epoch):
-            if epoch > state.claimed:
-                return _claim(state, epoch), ()
-            # heard again: a coordinator that returned asks anew, and is told anew
-            return state, (on.Send(TrainersStopped(state.stopped)),) if state.stopped >= epoch else ()
+            return replace(state, interval_exponent=exponent), (on.SendToTrainers(event),)
+        case StopTrainers(generation):
+            if generation > state.claimed:
+                return _claim_generation(state, generation), ()
+            # a repeated order: a restarted coordinator asks again and needs the reply again
+            return state, (on.Send(TrainersStopped(state.stopped)),) if state.stopped >= generation else ()
         case on.ShutdownRequested(code):
-            return replace(_leave(state, code), termination=None), ()
-        case on.TerminationRequested(code, departure):
+            return replace(_mark_terminating(state, code), termination=None), ()
+        case on.TerminationRequested(code, grace):
             if state.terminating is not None:
                 return state, ()
-            return replace(_leave(state, code), termination=departure), (on.SendHeartbeat(),)
-        case on.Flushed(epoch):
-            return (replace(state, flushing=False, flushed=True) if epoch == state.started else state), ()
-        case on.StacksCollected(epoch, detail, look):
-            if epoch != state.started:
+            return replace(_mark_terminating(state, code), termination=grace), (on.SendHeartbeat(),)
+        case on.Flushed(generation):
+            return (replace(state, flushing=False, flushed=True) if generation == state.started else state), ()
+        case on.StacksCollected(generation, detail, observation):
+            if generation != state.started:
                 return state, ()
             if state.killing:
                 return _report_exit_with_stacks(state, detail)
-            # asked for before a step that was made since: then it says nothing any more
-            return (
-                (state, ()) if state.observation_count == 0 else report_or_withdraw(replace(state, stacks=detail), look)
-            )
-        case on.StoreStarted(epoch, address):
-            if epoch != state.claimed:
+            # stacks that were requested before a step which has finished since are obsolete
+            if state.observation_count == 0:
                 return state, ()
-            return _fact(replace(state, store=address), StoreReady(epoch, address))
-        case on.StoreExited(epoch, detail):
-            return _store_lost(state, epoch, detail)
+            return report_or_withdraw(replace(state, stacks=detail), observation)
+        case on.StoreStarted(generation, address):
+            if generation != state.claimed:
+                return state, ()
+            return _add_fact(replace(state, store=address), StoreReady(generation, address))
+        case on.StoreExited(generation, detail):
+            return _apply_store_exit(state, generation, detail)
         case on.Ticked(at):
-            return _tick(state, at)
-        case on.TrainerExited(epoch, local):
-            rank = _rank(state, epoch, local)
-            return (state, ()) if rank is None else _exited(state, rank, event)
+            return _apply_tick(state, at)
+        case on.TrainerExited(generation, local):
+            rank = _find_rank(state, generation, local)
+            return (state, ()) if rank is None else _apply_exit(state, rank, event)
         case on.TrainerMessage(generation, local):
-            rank = _rank(state, generation, local)
-            return (state, ()) if rank is None else _from_trainer(state, rank, event)
+            rank = _find_rank(state, generation, local)
+            return (state, ()) if rank is None else _apply_trainer_message(state, rank, event)
 
 
-def _proceed(state: AgentState) -> Step:
-    """The next thing that the state calls for, or nothing."""
+def _advance(state: AgentState) -> Step:
+    """Takes the next action that the state alone requires; no commands: there is none."""
     if state.shut_down:
         return state, ()
+    # running trainers of an older generation, or of a worker that must end, are killed first
     if state.alive:
-        overtaken = state.claimed > state.started or (state.terminating is not None and state.termination is None)
-        if overtaken and not state.killing:
-            text = "no step for long when a newer epoch came"
-            return _end(
+        must_stop = state.claimed > state.started or (state.terminating is not None and state.termination is None)
+        if must_stop and not state.killing:
+            detail = "no step for long when a newer generation was claimed"
+            return _kill_trainers(
                 state,
-                TrainerFailure(state.started, -1, -9, text, True, state.step, "hang") if state.hang_suspected else None,
+                TrainerFailure(state.started, -1, -9, detail, True, state.step, "hang")
+                if state.hang_suspected
+                else None,
             )
         return state, ()
+    # all trainers have ended: the coordinator may restart the ranks elsewhere
     if state.stopped < state.claimed:
         return replace(state, stopped=state.claimed), (
             on.StopStore(state.claimed),
             on.Send(TrainersStopped(state.claimed)),
         )
-    finished = _finished(state)
+    # a finished or ending worker flushes its staged saves before it reports that or exits
+    finished = _has_finished(state)
     if (finished or state.terminating is not None) and not state.flushed:
         return (state, ()) if state.flushing else (replace(state, flushing=True), (on.Flush(state.started),))
     if finished and not any(isinstance(fact, Finished) for fact in state.facts):
-        return _fact(state, Finished(state.started, 0, state.step))
+        return _add_fact(state, Finished(state.started, 0, state.step))
     if state.terminating is not None:
         return replace(state, shut_down=True), (on.Exit(_exit_code(state.terminating, state)),)
-    return _start(state)
+    return _start_generation(state)
 
 
-def _leave(state: AgentState, code: int) -> AgentState:
-    """This worker is to end. The code is that of the first who asked."""
+def _mark_terminating(state: AgentState, code: int) -> AgentState:
+    """Marks this worker as terminating; the exit code is that of the first request."""
     return state if state.terminating is not None else replace(state, terminating=code, flushed=False)
 
 
-def _exit_code(asked: int, state: AgentState) -> int:
-    """The worker's exit code: that of a trainer that failed by itself, so that a container's status shows it."""
-    own = next((r.code for r in state.ranks if r.code is not None and r.code > 0), None)
-    return own if asked and own is not None else asked
+def _exit_code(requested_code: int, state: AgentState) -> int:
+    """Returns a failed trainer's exit code, if there is one, so that the container's status shows it."""
+    trainer_code = next((r.code for r in state.ranks if r.code is not None and r.code > 0), None)
+    return trainer_code if requested_code and trainer_code is not None else requested_code
 
 
-def _start(state: AgentState) -> Step:
+def _start_generation(state: AgentState) -> Step:
     assign = state.assign
     if assign is None or assign.generation <= state.started or not state.warm:
         return state, ()
@@ -273,7 +282,7 @@ def _start(state: AgentState) -> Step:
     if store is None:
         return state, ()
     ranks = tuple(LocalRank(local=i, rank=assign.first_rank + i) for i in range(assign.local_ranks))
-    fresh = replace(
+    started = replace(
         state,
         started=assign.generation,
         ranks=ranks,
@@ -290,33 +299,33 @@ def _start(state: AgentState) -> Step:
         started_seconds=None,
         exit_report=None,
     )
-    return fresh, (on.StartTrainers(assign, store), *request_servers_if_needed(assign), on.SendHeartbeat())
+    return started, (on.StartTrainers(assign, store), *request_servers_if_needed(assign), on.SendHeartbeat())
 
 
-def _finished(state: AgentState) -> bool:
-    done = bool(state.ranks) and all(r.code == 0 for r in state.ranks)
-    return done and state.started == state.claimed
+def _has_finished(state: AgentState) -> bool:
+    all_exited = bool(state.ranks) and all(r.code == 0 for r in state.ranks)
+    return all_exited and state.started == state.claimed
 
 
-def _claim(state: AgentState, epoch: int) -> AgentState:
-    """A newer epoch is known: nothing of an older one counts any more."""
-    return replace(state, claimed=epoch, assign=None, store=None, facts=(), barrier=None, interval_exponent=0)
+def _claim_generation(state: AgentState, generation: int) -> AgentState:
+    """Records a newer generation and discards everything that belongs to an older one."""
+    return replace(state, claimed=generation, assign=None, store=None, facts=(), barrier=None, interval_exponent=0)
 
 
-def _assigned(state: AgentState, assign: Assign) -> Step:
+def _apply_assignment(state: AgentState, assign: Assign) -> Step:
     if assign.generation < state.claimed:
         return state, ()
     if assign.generation > state.claimed:
-        state = _claim(state, assign.generation)
+        state = _claim_generation(state, assign.generation)
     state = replace(state, assign=assign)
-    after, found = send_servers_to_trainers(state)
-    return after, (on.Retarget(assign.tier), *found)
+    new_state, server_messages = send_servers_to_trainers(state)
+    return new_state, (on.Retarget(assign.tier), *server_messages)
 
 
 def _apply_servers(state: AgentState, servers: MemoryServers) -> Step:
     if state.assign is None or servers.generation != state.assign.generation:
         return state, ()
-    changed = replace(
+    assign = replace(
         state.assign,
         servers=servers.servers,
         targets=servers.targets,
@@ -325,24 +334,24 @@ def _apply_servers(state: AgentState, servers: MemoryServers) -> Step:
         servers_unreachable=servers.servers_unreachable,
         is_partial=servers.is_partial,
     )
-    after, found = send_servers_to_trainers(replace(state, assign=changed))
-    return after, (on.Retarget(servers), *found)
+    new_state, server_messages = send_servers_to_trainers(replace(state, assign=assign))
+    return new_state, (on.Retarget(servers), *server_messages)
 
 
 def _apply_barrier(state: AgentState, barrier: Barrier) -> Step:
-    here = barrier.generation == state.started == state.claimed and state.alive and not state.killing
-    if here and state.termination is not None and barrier.phase != "cancelled":
+    is_current = barrier.generation == state.started == state.claimed and state.alive and not state.killing
+    if is_current and state.termination is not None and barrier.phase != "cancelled":
         state = replace(
             state, termination=replace(state.termination, barrier_announced_by=state.termination.barrier_reached_by)
         )
     if barrier.phase == "proposed":
-        if not here or not all(r.attached and r.alive and not r.closed for r in state.ranks):
+        if not is_current or not all(r.attached and r.alive and not r.closed for r in state.ranks):
             return state, (on.Send(BarrierReply(barrier.generation, barrier.step, accepted=False)),)
         if state.barrier is not None and state.barrier.step == barrier.step and all(r.accepted for r in state.ranks):
             return state, (on.Send(BarrierReply(barrier.generation, barrier.step, accepted=True)),)
         ranks = tuple(replace(r, accepted=None) for r in state.ranks)
         return replace(state, barrier=barrier, ranks=ranks), (on.SendToTrainers(barrier),)
-    if not here:
+    if not is_current:
         return state, ()
     if barrier.phase == "bound":
         return replace(state, barrier=barrier), (on.SendToTrainers(barrier),)
@@ -351,23 +360,32 @@ def _apply_barrier(state: AgentState, barrier: Barrier) -> Step:
     return replace(state, barrier=None, ranks=ranks, facts=facts), (on.SendToTrainers(barrier),)
 
 
-def _store_lost(state: AgentState, epoch: int, detail: str) -> Step:
-    if epoch != state.claimed:
+def _apply_store_exit(state: AgentState, generation: int, detail: str) -> Step:
+    if generation != state.claimed:
         return state, ()
-    if state.started == epoch:
+    if state.started == generation:
         return state, (
-            on.Send(Notice("TCPStoreExited", f"the store of epoch {epoch} ended while trainers ran: {detail}")),
+            on.Send(
+                Notice("TCPStoreExited", f"the store of generation {generation} ended while trainers ran: {detail}")
+            ),
         )
     assign = state.assign
-    first = assign.first_rank if assign is not None else 0
-    # the epoch cannot start; `started` moves on so that it is not tried a second time
-    return _fact(
-        replace(state, started=epoch, ranks=()),
-        TrainerFailure(epoch, first, 1, f"the epoch's store could not be hosted: {detail}", is_secondary=False, step=0),
+    first_rank = assign.first_rank if assign is not None else 0
+    # the generation cannot start; `started` is set so that it is not tried a second time
+    return _add_fact(
+        replace(state, started=generation, ranks=()),
+        TrainerFailure(
+            generation,
+            first_rank,
+            1,
+            f"the generation's store could not be started: {detail}",
+            is_secondary=False,
+            step=0,
+        ),
     )
 
 
-def _tick(state: AgentState, at: float) -> Step:
+def _apply_tick(state: AgentState, at: float) -> Step:
     state = replace(
         state,
         ticked_at=at,
@@ -377,121 +395,140 @@ def _tick(state: AgentState, at: float) -> Step:
         state = replace(state, termination=None)
     if state.progress_at is None or not state.alive or state.killing:
         return state, ()
-    waiting = any(r.at_barrier is not None or r.closed or not r.alive for r in state.ranks)
-    since, limit = 0.0 if waiting else at - state.progress_at, state.step_limit_seconds
-    if since <= limit:
-        return observe_if_due(state, since)
-    doing = f" of {state.paused}" if state.paused else ""
-    cause = f"hang: no step for {limit:g} s{doing} after step {state.step}"
-    return _end(
+    is_step_expected = any(r.at_barrier is not None or r.closed or not r.alive for r in state.ranks)
+    stalled_seconds, timeout_seconds = 0.0 if is_step_expected else at - state.progress_at, state.step_limit_seconds
+    if stalled_seconds <= timeout_seconds:
+        return observe_if_due(state, stalled_seconds)
+    pause_text = f" of {state.paused}" if state.paused else ""
+    cause = f"hang: no step for {timeout_seconds:g} s{pause_text} after step {state.step}"
+    return _kill_trainers(
         state,
-        TrainerFailure(state.started, _behind(state), -9, cause, is_secondary=False, step=state.step, kind="hang"),
+        TrainerFailure(
+            state.started, _slowest_rank(state), -9, cause, is_secondary=False, step=state.step, kind="hang"
+        ),
     )
 
 
-def _end(state: AgentState, word: TrainerFailure | None) -> Step:
-    """Kills the remaining trainers; takes their stacks first if they are stalled, since nobody can afterwards."""
+def _kill_trainers(state: AgentState, failure: TrainerFailure | None) -> Step:
+    """Kills the remaining trainers and reports `failure`; collects their stacks first if a hang is suspected."""
     if state.hang_suspected:
-        return replace(state, killing=True, exit_report=word), (on.CollectStacks(state.started),)
-    after, said = (state, ()) if word is None else _fact(state, replace(word, detail=word.detail or state.stacks or ""))
-    # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
-    return replace(after, killing=True), ((on.KillTrainers(state.started), *said) if state.alive else said)
+        return replace(state, killing=True, exit_report=failure), (on.CollectStacks(state.started),)
+    new_state, report_commands = (
+        (state, ())
+        if failure is None
+        else _add_fact(state, replace(failure, detail=failure.detail or state.stacks or ""))
+    )
+    # kill before reporting: survivors only block on a dead peer
+    return replace(new_state, killing=True), (
+        (on.KillTrainers(state.started), *report_commands) if state.alive else report_commands
+    )
 
 
 def _report_exit_with_stacks(state: AgentState, detail: str) -> Step:
-    word, state = state.exit_report, replace(state, exit_report=None)
-    kill = (on.KillTrainers(state.started),) if state.alive else ()
-    if word is None:
-        return state, kill
-    word = replace(word, detail=detail or state.stacks or "")
-    after, said = _fact(state, word) if state.started == state.claimed else (state, (on.Send(word),))
-    return after, (*said, *kill)
+    failure, state = state.exit_report, replace(state, exit_report=None)
+    kill_commands = (on.KillTrainers(state.started),) if state.alive else ()
+    if failure is None:
+        return state, kill_commands
+    failure = replace(failure, detail=detail or state.stacks or "")
+    new_state, report_commands = (
+        _add_fact(state, failure) if state.started == state.claimed else (state, (on.Send(failure),))
+    )
+    return new_state, (*report_commands, *kill_commands)
 
 
-def _behind(state: AgentState) -> int:
-    """The one local rank at an earlier step than all others here; −1 in a tie, which proves nothing."""
-    slow = [r.rank for r in state.ranks if r.step == state.step]
-    return slow[0] if len(slow) == 1 < len(state.ranks) else -1
+def _slowest_rank(state: AgentState) -> int:
+    """Returns the only local rank at an earlier step than all others; −1: several are, which proves nothing."""
+    slowest_ranks = [r.rank for r in state.ranks if r.step == state.step]
+    return slowest_ranks[0] if len(slowest_ranks) == 1 < len(state.ranks) else -1
 
 
-def _rank(state: AgentState, generation: int, local: int) -> LocalRank | None:
-    """Finds a local rank of the started generation; None: it is an older one's."""
+def _find_rank(state: AgentState, generation: int, local: int) -> LocalRank | None:
+    """Finds a local rank of the started generation; None: it belongs to an older generation."""
     return next((r for r in state.ranks if r.local == local), None) if generation == state.started else None
 
 
-def _from_trainer(state: AgentState, rank: LocalRank, event: on.TrainerMessage) -> Step:
+def _apply_trainer_message(state: AgentState, rank: LocalRank, event: on.TrainerMessage) -> Step:
     message = event.message
     match message:
         case Attach():
-            return _with(state, rank, attached=True), ()
+            return _with_rank(state, rank, attached=True), ()
         case StepReport(progress):
-            return _stepped(state, rank, progress, event.at)
+            return _apply_step(state, rank, progress, event.at)
         case PauseReport():
-            return _paused(state, rank, message, event.at)
-        case Detach(save_requested=offered):
-            progress = replace(rank.progress, final_save_step=rank.step if offered else 0)
-            return _with(state, rank, closed=True, progress=progress), (on.SendHeartbeat(),)
+            return _apply_pause(state, rank, message, event.at)
+        case Detach(save_requested=save_requested):
+            progress = replace(rank.progress, final_save_step=rank.step if save_requested else 0)
+            return _with_rank(state, rank, closed=True, progress=progress), (on.SendHeartbeat(),)
         case BarrierReply():
             return _apply_barrier_reply(state, rank, message)
         case BarrierReached(step=step):
-            after = _with(state, rank, at_barrier=step)
-            return _fact(after, message) if all(r.at_barrier == step for r in after.ranks) else (after, ())
-        case RestoreDone(source=source, anomalies=odd):
-            after = _with(state, rank, source=source, progress=replace(rank.progress, **odd.progress_fields))
-            return after, (on.SendHeartbeat(),) if after.restored else ()
+            new_state = _with_rank(state, rank, at_barrier=step)
+            return (
+                _add_fact(new_state, message) if all(r.at_barrier == step for r in new_state.ranks) else (new_state, ())
+            )
+        case RestoreDone(source=source, anomalies=anomalies):
+            new_state = _with_rank(
+                state, rank, source=source, progress=replace(rank.progress, **anomalies.progress_fields)
+            )
+            return new_state, (on.SendHeartbeat(),) if new_state.restored else ()
         case RequestAllServers():
             return request_servers_for_trainer(state, rank.rank)
         case RestoreFailed(checkpoint, absent, detail):
-            return _fact(state, UnreadableSave(state.started, checkpoint, rank.rank, absent, detail))
+            return _add_fact(state, UnreadableSave(state.started, checkpoint, rank.rank, absent, detail))
 
 
-def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step:
-    after = _with(state, mine, alive=False, code=event.code)
+def _apply_exit(state: AgentState, exited_rank: LocalRank, event: on.TrainerExited) -> Step:
+    new_state = _with_rank(state, exited_rank, alive=False, code=event.code)
     if event.code == 0 or state.killing:
-        return after, (on.SendHeartbeat(),) if event.code == 0 or not after.alive else ()
-    blamed = next((r for r in state.ranks if r.local == event.cause_local), mine)
-    fact = TrainerFailure(
-        state.started, blamed.rank, event.code, event.cause, event.secondary, state.step, oom_scope=event.oom
+        return new_state, (on.SendHeartbeat(),) if event.code == 0 or not new_state.alive else ()
+    failed_rank = next((r for r in state.ranks if r.local == event.cause_local), exited_rank)
+    failure = TrainerFailure(
+        state.started, failed_rank.rank, event.code, event.cause, event.secondary, state.step, oom_scope=event.oom
     )
-    return _end(after, fact)
+    return _kill_trainers(new_state, failure)
 
 
-def _stepped(state: AgentState, rank: LocalRank, progress: Progress, at: float) -> Step:
-    first = state.step == 0
+def _apply_step(state: AgentState, rank: LocalRank, progress: Progress, at: float) -> Step:
+    was_before_first_step = state.step == 0
     if progress.stall_seconds is None:  # most steps are not saved
         progress = replace(progress, stall_seconds=rank.progress.stall_seconds)
-    gaps = state.gaps
+    step_gaps = state.gaps
     if rank.local == 0 and progress.step_seconds is not None:  # ranks of one worker step together
-        gaps = (*gaps, progress.step_seconds)[-MOST_STEPS:]
-    after, said = reset_observation(replace(_with(state, rank, progress=progress), gaps=gaps), at)
-    return after, (*said, on.SendHeartbeat()) if first and after.step > 0 else said
+        step_gaps = (*step_gaps, progress.step_seconds)[-MOST_STEPS:]
+    new_state, reset_commands = reset_observation(
+        replace(_with_rank(state, rank, progress=progress), gaps=step_gaps), at
+    )
+    return new_state, (
+        *reset_commands,
+        on.SendHeartbeat(),
+    ) if was_before_first_step and new_state.step > 0 else reset_commands
 
 
-def _paused(state: AgentState, rank: LocalRank, pause: PauseReport, at: float) -> Step:
-    """The announced pause of a rank begins or ends: either is a sign of life, and the time counts anew from it."""
-    after = _with(state, rank, paused=pause.reason, pause_seconds=pause.seconds)
+def _apply_pause(state: AgentState, rank: LocalRank, pause: PauseReport, at: float) -> Step:
+    """Records that a rank's announced pause starts or ends; either is a sign of life and resets the step timeout."""
+    new_state = _with_rank(state, rank, paused=pause.reason, pause_seconds=pause.seconds)
     if state.progress_at is None:
-        return after, (on.SendHeartbeat(),)
-    after, said = reset_observation(after, at)
-    return after, (*said, on.SendHeartbeat())
+        return new_state, (on.SendHeartbeat(),)
+    new_state, reset_commands = reset_observation(new_state, at)
+    return new_state, (*reset_commands, on.SendHeartbeat())
 
 
 def _apply_barrier_reply(state: AgentState, rank: LocalRank, reply: BarrierReply) -> Step:
-    """Passes on the first refusal of a local rank, or the acceptance of the last one."""
+    """Sends this worker's reply to a barrier: at the first local rank's rejection, or the last one's acceptance."""
     if state.barrier is None or state.barrier.step != reply.step or rank.accepted is not None:
         return state, ()
-    refused_before = any(r.accepted is False for r in state.ranks)
-    after = _with(state, rank, accepted=reply.accepted)
-    is_first_refusal = not reply.accepted and not refused_before
-    return after, (on.Send(reply),) if is_first_refusal or all(r.accepted for r in after.ranks) else ()
+    was_rejected = any(r.accepted is False for r in state.ranks)
+    new_state = _with_rank(state, rank, accepted=reply.accepted)
+    is_first_rejection = not reply.accepted and not was_rejected
+    return new_state, (on.Send(reply),) if is_first_rejection or all(r.accepted for r in new_state.ranks) else ()
 
 
-def _with(state: AgentState, rank: LocalRank, **changes: object) -> AgentState:
-    """The state with one rank changed."""
-    changed = replace(rank, **changes)  # type: ignore[arg-type]  # field names are checked by replace itself
-    return replace(state, ranks=tuple(changed if r.local == rank.local else r for r in state.ranks))
+def _with_rank(state: AgentState, rank: LocalRank, **changes: object) -> AgentState:
+    """Returns the state with fields of one rank changed."""
+    changed_rank = replace(rank, **changes)  # type: ignore[arg-type]  # field names are checked by replace itself
+    return replace(state, ranks=tuple(changed_rank if r.local == rank.local else r for r in state.ranks))
 
 
-def _fact(state: AgentState, fact: FromAgent) -> Step:
-    """Sends what stays true for this epoch, now and again on every Welcome."""
+def _add_fact(state: AgentState, fact: FromAgent) -> Step:
+    """Sends a message that stays true for this generation, now and again on every Welcome."""
     return replace(state, facts=(*state.facts, fact)), (on.Send(fact),)

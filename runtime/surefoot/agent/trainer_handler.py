@@ -1,6 +1,6 @@
-"""Handles messages of attached trainers: makes events, gives memory, writes the ledger.
+"""Handles messages of attached trainers: turns them into events, grants staging memory, writes the step ledger.
 
-Decisions stay with `state_machine`. Built by the agent's `agent_process`; runs on its loop.
+`state_machine` makes the decisions. Runs on the agent's loop.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ _log = logging.getLogger(__name__)
 
 
 # ---- step ledger -----------------------------------------------------------------------------------------------------
-# Writes one JSON line for each step of each local rank. `surefoot local --compare` counts samples and losses from it. A
-# line that cannot be written waits in memory and follows when the disk takes it: a disk that was full for ten seconds
-# must not look like samples that were lost. Beyond `MOST_WAITING` lines are given up, counted and said once; the
-# training goes on. Whoever counts takes a step without a line for unknown.
+# Writes one JSON line for each step of each local rank, from which `surefoot local --compare` counts samples and losses.
+# A line that cannot be written waits in memory until it can: a disk that was full for ten seconds must not look like lost
+# samples. Lines beyond `MAX_WAITING` are dropped, counted, and logged once; the training continues. The comparison
+# treats a step without a line as unknown.
 
 MAX_WAITING = 20_000
-"""Lines: some megabytes, and hours of a full disk where steps take a second."""
+"""Most lines that wait in memory: a few megabytes, or hours of a full disk with steps of one second."""
 
 
 class StepLedger:
     """Appends to `{scratch_folder}/ledger/worker-INDEX-ATTEMPT.jsonl`, a line at a time.
 
-    `later` calls what it is given some seconds later: lines that wait must not wait for the next step, which may wait
-    for them. `write`: as `os.write`.
+    Args:
+        path: The ledger's file.
+        later: Calls its argument some seconds later. Lines that wait must not depend on another step for being written.
+        write: As `os.write`.
     """
 
     def __init__(
@@ -57,66 +59,72 @@ class StepLedger:
         self._path = path
         self._later = later
         self._write = write
-        self._due = self._closed = False
-        self._waiting: deque[bytes] = deque()
+        self._retry_scheduled = self._closed = False
+        self._unwritten_lines: deque[bytes] = deque()
         self._failing = self._dropped = False
         path.parent.mkdir(parents=True, exist_ok=True)
-        # unbuffered: a buffer that could not be flushed keeps a part of a line, and nobody knows which
+        # unbuffered: a buffer that could not be written completely leaves an unknown part of a line
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, epoch: int, rank: int, stepped: StepReport) -> None:
-        progress = stepped.progress
+    def write(self, generation: int, rank: int, report: StepReport) -> None:
+        progress = report.progress
         entry = {
-            "generation": epoch,
+            "generation": generation,
             "step": progress.step,
             "rank": rank,
             "loss": progress.loss,
-            "samples": list(stepped.samples) if stepped.samples is not None else None,
-            "span": stepped.span,
+            "samples": list(report.samples) if report.samples is not None else None,
+            "span": report.span,
             "at": time.time(),
             "seconds": progress.step_seconds,
             "stall_seconds": progress.stall_seconds,
         }
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append((json.dumps(entry) + "\n").encode())
+        if len(self._unwritten_lines) < MAX_WAITING:
+            self._unwritten_lines.append((json.dumps(entry) + "\n").encode())
         else:
-            metrics.fallbacks.labels(kind="ledger_lost").inc()
+            metrics.fallbacks.labels("ledger_lost").inc()
             if not self._dropped:
                 self._dropped = True
-                _log.error("the ledger %s has %d lines waiting: steps are not recorded", self._path, MAX_WAITING)
-        self._catch_up()
+                _log.error(
+                    "the ledger %s has %d unwritten lines: further steps are not recorded until it can be written",
+                    self._path,
+                    MAX_WAITING,
+                )
+        self._write_lines()
 
-    def _catch_up(self) -> None:
+    def _write_lines(self) -> None:
         try:
-            while self._waiting:
-                written = self._write(self._descriptor, self._waiting[0])
-                if written == len(self._waiting[0]):
-                    self._waiting.popleft()
+            while self._unwritten_lines:
+                written = self._write(self._descriptor, self._unwritten_lines[0])
+                if written == len(self._unwritten_lines[0]):
+                    self._unwritten_lines.popleft()
                 else:
-                    self._waiting[0] = self._waiting[0][written:]  # the rest of this line is the next to be written
+                    self._unwritten_lines[0] = self._unwritten_lines[0][written:]  # continue with the rest of this line
         except OSError as error:
-            if not (self._due or self._closed):
-                self._due = True
-                self._later(self._try_again)
+            if not (self._retry_scheduled or self._closed):
+                self._retry_scheduled = True
+                self._later(self._retry)
             if not self._failing:
                 self._failing = True
-                _log.error("the ledger %s cannot be written (%s); its lines wait in memory", self._path, error)
+                _log.error("the ledger %s cannot be written (%s); its lines stay in memory for now", self._path, error)
             return
         if self._failing:
             self._failing = self._dropped = False
             _log.info("the ledger %s can be written again", self._path)
 
-    def _try_again(self) -> None:
-        self._due = False
+    def _retry(self) -> None:
+        self._retry_scheduled = False
         if not self._closed:
-            self._catch_up()
+            self._write_lines()
 
     def close(self) -> None:
         self._closed = True
-        self._catch_up()
-        if self._waiting:
-            metrics.fallbacks.labels(kind="ledger_lost").inc(len(self._waiting))
-            _log.error("the last %d lines of the ledger %s could not be written", len(self._waiting), self._path)
+        self._write_lines()
+        if self._unwritten_lines:
+            metrics.fallbacks.labels("ledger_lost").inc(len(self._unwritten_lines))
+            _log.error(
+                "the last %d lines of the ledger %s could not be written", len(self._unwritten_lines), self._path
+            )
         try:
             os.close(self._descriptor)
         except OSError as error:
@@ -127,7 +135,7 @@ class StepLedger:
 
 
 class Agent(Protocol):
-    """The agent process, as far as it is needed here."""
+    """The part of the agent process that the handler uses."""
 
     incarnation: str
     state: AgentState
@@ -144,29 +152,29 @@ class Agent(Protocol):
 
 
 class TrainerSessionHandler:
-    """Handles trainers: the server calls `admit` and `hear`, staging calls `slot_freed`."""
+    """Handles the trainers' sessions: the server calls `admit` and `handle_message`, staging calls `slot_freed`."""
 
     def __init__(self, agent: Agent, job: JobSettings, ledger: StepLedger) -> None:
         self._agent = agent
         self._job = job
         self._ledger = ledger
         self._attached: dict[tuple[int, int], int] = {}
-        """(epoch, rank) → the process that attached as it; of the present epoch."""
+        """Process id by (generation, rank) of the trainers attached in the current generation."""
 
     def admit(self, attach: line.Attach) -> line.Attached | str:
-        """The epoch, for a trainer of it; why not, for any other."""
+        """Admits a trainer of the current generation; returns the reason as text if it rejects the process."""
         state, assign = self._agent.state, self._agent.state.assign
-        who = f"rank {attach.rank} of epoch {attach.generation} (pid {attach.pid})"
+        rank_text = f"rank {attach.rank} of generation {attach.generation} (pid {attach.pid})"
         if assign is None or attach.generation != state.started or assign.generation != state.started or state.killing:
-            return f"{who} does not belong to epoch {state.claimed}"
+            return f"{rank_text} does not belong to generation {state.claimed}"
         rank = next((r for r in state.ranks if r.rank == attach.rank and r.alive), None)
         if rank is None:
-            return f"{who} is none of this worker's"
-        speaker = self._attached.get((attach.generation, attach.rank), attach.pid)
-        if speaker != attach.pid and os.path.exists(f"/proc/{speaker}"):
+            return f"{rank_text} is not a rank of this worker"
+        attached_pid = self._attached.get((attach.generation, attach.rank), attach.pid)
+        if attached_pid != attach.pid and os.path.exists(f"/proc/{attached_pid}"):
             return (
-                f"{who} is not the rank: process {speaker} is. A process that a rank starts must not build a Checkpointer"
-                " of its own; unset SUREFOOT_AGENT_SOCKET in its environment"
+                f"{rank_text} is rejected: process {attached_pid} is attached as this rank. A process that a rank starts "
+                "must not create a Checkpointer; unset SUREFOOT_AGENT_SOCKET in its environment"
             )
         self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.generation}
         self._attached[attach.generation, attach.rank] = attach.pid
@@ -191,55 +199,55 @@ class TrainerSessionHandler:
         )
 
     def handle_message(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
-        """Handles a trainer's message; ignores those of older epochs."""
-        state, epoch = self._agent.state, trainer.generation
+        """Handles a trainer's message; ignores those of older generations."""
+        state, generation = self._agent.state, trainer.generation
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
-        if local is None or epoch != state.started:
+        if local is None or generation != state.started:
             return
-        if isinstance(message, BarrierReply | BarrierReached) and message.generation != epoch:
-            return  # a rank answers for its own generation alone
+        if isinstance(message, BarrierReply | BarrierReached) and message.generation != generation:
+            return  # a rank replies for its own generation only
         if isinstance(message, line.StepReport):
-            self._ledger.write(epoch, trainer.rank, message)
+            self._ledger.write(generation, trainer.rank, message)
             metrics.samples.inc(message.progress.step_samples or 0)
             if local == 0:  # ranks of one worker step together
                 metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
         match message:
             case line.Staged():
-                save = RankSave(epoch, message.step, trainer.rank)
+                save = RankSave(generation, message.step, trainer.rank)
                 self._agent.staging.stage(
                     local, save, state.assign.world_size if state.assign is not None else 0, message
                 )
             case line.RequestArena(slot_bytes=slot_bytes):
                 self._agent.spawn(self._grant_arena(trainer, local, slot_bytes))
             case line.FindStagedSaves(checkpoint=checkpoint):
-                for here, fd in self._agent.staging.reusable_saves(local, checkpoint):
-                    trainer.send(here, fd)
+                for saves, fd in self._agent.staging.reusable_saves(local, checkpoint):
+                    trainer.send(saves, fd)
             case line.TrainerNotice(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
-            case line.MetricsReport(deltas=grown):
-                self._agent.sums.add(grown)
+            case line.MetricsReport(deltas=deltas):
+                self._agent.sums.add(deltas)
             case line.CollectivesReport():
                 self._agent.inquiry.add_reply(trainer.rank, message)
             case line.Attach():
-                _log.warning("rank %d attached twice: ignored", trainer.rank)
+                _log.warning("rank %d sent a second Attach on its connection; it is ignored", trainer.rank)
             case _:
-                self._agent.dispatch(on.TrainerMessage(epoch, local, message, time.monotonic()))
+                self._agent.dispatch(on.TrainerMessage(generation, local, message, time.monotonic()))
 
-    def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        """Tells the trainer that now has this memory of a free slot."""
+    def slot_freed(self, local: int, slot: int, step: int, was_saved: bool) -> None:
+        """Notifies the trainer that now uses this arena of a free slot."""
         state = self._agent.state
         rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:
-            self._agent.trainer_server.send(state.started, rank, line.SlotFreed(slot, step, ok))
+            self._agent.trainer_server.send(state.started, rank, line.SlotFreed(slot, step, was_saved))
 
     def close(self) -> None:
         self._ledger.close()
 
     async def _grant_arena(self, trainer: TrainerConnection, local: int, slot_bytes: int) -> None:
         try:
-            given = await self._agent.staging.grant_arena(local, slot_bytes, len(self._agent.state.ranks))
+            grant = await self._agent.staging.grant_arena(local, slot_bytes, len(self._agent.state.ranks))
         except OSError as error:
             trainer.send(line.ArenaDenied(error.strerror or str(error)))
             return
-        message = line.ArenaGranted(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
-        trainer.send(message, given.file.fd)
+        message = line.ArenaGranted(SLOTS, grant.file.slot_bytes, grant.seconds, grant.busy)
+        trainer.send(message, grant.file.fd)

@@ -238,7 +238,7 @@ class Starter:
             try:
                 return await self._fork_server.fork_trainer(ForkRequest(self._program, environment, folder, output))
             except CannotFork as error:
-                metrics.fallbacks.labels(kind="cold_start").inc()
+                metrics.fallbacks.labels("cold_start").inc()
                 _log.warning("cold start: %s", error)
         return self._cold(
             [str(os.getpid()), *self._command], "surefoot.launcher.job_program", environment, folder, output
@@ -274,7 +274,7 @@ class Starter:
         try:
             return await self._fork_server.fork_store(output, port_fd, host)
         except CannotFork as error:
-            metrics.fallbacks.labels(kind="cold_store").inc()
+            metrics.fallbacks.labels("cold_store").inc()
             _log.warning("cold start of the store: %s", error)
         words = [str(port_fd), str(os.getpid()), host]
         return self._cold(words, "surefoot.launcher.tcp_store", self._environment, os.getcwd(), output, (port_fd,))
@@ -307,7 +307,7 @@ class Starter:
             self._on_warm(self._fork_server.warm)
             return
         if self._lives < _FORK_SERVER_LIVES:
-            metrics.fallbacks.labels(kind="zygote_restart").inc()
+            metrics.fallbacks.labels("zygote_restart").inc()
             _log.warning("the warm process died; another one warms up (its words are in %s)", self._log_path)
             self._on_warm(False)
             self.start()

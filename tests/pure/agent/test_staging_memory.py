@@ -217,11 +217,11 @@ SETTINGS = agent_settings(
 
 
 def test_what_the_image_allows_stays_as_it_is() -> None:
-    assert missing_folders({"HOME": "/root"}, ROOT, lambda _: True, named=True) == {}
+    assert missing_folders({"HOME": "/root"}, ROOT, lambda _: True, has_user_name=True) == {}
 
 
 def test_a_read_only_root_finds_everything_in_the_run_folder() -> None:
-    added = missing_folders({"HOME": "/"}, ROOT, lambda _: False, named=False)
+    added = missing_folders({"HOME": "/"}, ROOT, lambda _: False, has_user_name=False)
     assert added == {
         "HOME": "/run/surefoot/home",
         "TMPDIR": "/run/surefoot/tmp",
@@ -233,7 +233,7 @@ def test_a_read_only_root_finds_everything_in_the_run_folder() -> None:
 
 def test_the_template_s_own_choice_is_kept() -> None:
     own = {"HOME": "/mine", "TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/scratch/t", "LOGNAME": "me"}
-    added = missing_folders(own, ROOT, lambda path: path == "/mine", named=False)
+    added = missing_folders(own, ROOT, lambda path: path == "/mine", has_user_name=False)
     assert added == {}
 
 
@@ -273,9 +273,11 @@ def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
         require_headroom(
             StagingDemand(2, (1_200_000_000,) * 4), MemoryHeadroom(4_900_000_000, 8_000_000_000, 3_100_000_000)
         )
-    with pytest.raises(OSError, match=r"2 slots of up to 6 bytes for 2 ranks, 18 bytes.*the machine has 10 bytes left"):
+    with pytest.raises(
+        OSError, match=r"2 slots of up to 6 bytes for 2 ranks, 18 bytes.*the node has 10 bytes of memory left"
+    ):
         require_headroom(StagingDemand(2, (6, 3)), MemoryHeadroom(10, None, 0))
-    with pytest.raises(OSError, match="the machine has 10 bytes left"):
+    with pytest.raises(OSError, match="the node has 10 bytes of memory left"):
         require_headroom(StagingDemand(2, (6,)), MemoryHeadroom(10, 1000, 0))
 
 

@@ -190,7 +190,7 @@ class NodeMonitor:
         if reason in asked.error:
             return
         asked.error.add(reason)
-        metrics.fallbacks.labels(kind="node_check").inc()
+        metrics.fallbacks.labels("node_check").inc()
         self._notice(reason, f"the node check {asked.thread.check.name} {text}; it is not told again")
 
     def _notify_once(self, reason: str, text: str) -> None:

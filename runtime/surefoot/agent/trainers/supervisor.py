@@ -174,7 +174,7 @@ class OrphanReaper:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                metrics.fallbacks.labels(kind="orphans_left").inc()
+                metrics.fallbacks.labels("orphans_left").inc()
                 _log.error("processes %s of ended trainers do not die: the kernel holds them", sorted(living))
                 return
             await asyncio.sleep(_POLL_SECONDS)
