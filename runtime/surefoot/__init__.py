@@ -61,18 +61,18 @@ _RUNTIME = ("torch", "numpy", "boto3", "botocore", "safetensors")
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    room = _ROOM_OF.get(name)
-    if room is None:
+    module_name = _ROOM_OF.get(name)
+    if module_name is None:
         raise AttributeError(f"surefoot has no {name!r}; it offers {', '.join(__all__)}")
     try:
-        value = getattr(import_module(room), name)
+        value = getattr(import_module(module_name), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _RUNTIME:
             raise
-        sentence = (
+        message = (
             f"surefoot.{name} needs {error.name}, which is not installed: pip install 'surefoot[runtime]' brings it"
         )
-        raise ModuleNotFoundError(sentence, name=error.name) from None
+        raise ModuleNotFoundError(message, name=error.name) from None
     globals()[name] = value
     return value
 

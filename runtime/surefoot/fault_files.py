@@ -19,22 +19,22 @@ def fault_file(kind: str, environment: Mapping[str, str] = os.environ) -> Path |
 
 def is_fault_requested(kind: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this node's processes shall do it now."""
-    word = fault_file(kind, environment)
-    return word is not None and word.exists()
+    path = fault_file(kind, environment)
+    return path is not None and path.exists()
 
 
-def consume_fault(word: Path | None) -> str | None:
+def consume_fault(path: Path | None) -> str | None:
     """Takes the word away and returns what it says.
 
     None: there is none, or another process of this node was faster.
     """
-    if word is None or not word.exists():
+    if path is None or not path.exists():
         return None
-    taken = word.with_name(f"{word.name}.taken-{os.getpid()}")
+    consumed_path = path.with_name(f"{path.name}.taken-{os.getpid()}")
     try:
-        os.rename(word, taken)
+        os.rename(path, consumed_path)
     except FileNotFoundError:
         return None
-    said = taken.read_text(encoding="utf-8")
-    taken.unlink()
-    return said
+    text = consumed_path.read_text(encoding="utf-8")
+    consumed_path.unlink()
+    return text

@@ -51,14 +51,14 @@ def identity_of(pid: int) -> ProcessIdentity | None:
 
 
 def this_process() -> ProcessIdentity:
-    life = identity_of(os.getpid())
-    assert life is not None
-    return life
+    identity = identity_of(os.getpid())
+    assert identity is not None
+    return identity
 
 
-def is_alive(life: ProcessIdentity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     """Whether exactly this process still is."""
-    return identity_of(life.pid) == life
+    return identity_of(identity.pid) == identity
 
 
 def state_of(pid: int) -> str:
@@ -112,30 +112,30 @@ def with_environment(name: str, value: str) -> list[int]:
 
     Whatever group each is in: a crashed run leaves several.
     """
-    wanted = f"{name}={value}".encode()
-    found = []
+    variable = f"{name}={value}".encode()
+    pids = []
     for pid in _all():
         try:
             content = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue  # it ended meanwhile, or belongs to somebody else
-        if wanted in content.split(b"\0") and identity_of(pid) is not None:
-            found.append(pid)
-    return found
+        if variable in content.split(b"\0") and identity_of(pid) is not None:
+            pids.append(pid)
+    return pids
 
 
 def _all() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def send(life: ProcessIdentity, number: signal.Signals) -> bool:
+def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
     """Signals exactly this process; False if it is gone."""
     try:
-        descriptor = os.pidfd_open(life.pid)
+        descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return False
     try:
-        if not is_alive(life):  # asked after the descriptor was opened: the number cannot be used again now
+        if not is_alive(identity):  # asked after the descriptor was opened: the number cannot be used again now
             return False
         signal.pidfd_send_signal(descriptor, number)
         return True
@@ -167,12 +167,12 @@ def send_main_thread(pid: int, number: int) -> None:
         raise OSError(code, os.strerror(code))  # as the subclass that Python has for the code
 
 
-def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
     """Has the kernel send this process `number` when its parent thread ends.
 
     Ends it at once if `parent` already has. Survives exec, not fork.
     """
-    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed: this process could outlive its parent")
     if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
         os._exit(1)
@@ -189,12 +189,12 @@ def become_subreaper() -> None:
 
 def children(pid: int) -> set[int]:
     """Direct children, zombies included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     with contextlib.suppress(OSError):  # it has just ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found |= {int(word) for word in (thread / "children").read_text().split()}
-    return found
+                pids |= {int(word) for word in (thread / "children").read_text().split()}
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
@@ -202,19 +202,19 @@ def descendants(pid: int) -> list[int]:
     return [below for child in sorted(children(pid)) for below in (child, *descendants(child))]
 
 
-def reap_orphans(known: set[int]) -> None:
+def reap_orphans(owned_pids: set[int]) -> None:
     """Collects ended children that nobody else waits for.
 
     Stops at one that has an owner (`known`), which collects it.
     """
     while True:
         try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            exit_info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in known:
+        if exit_info is None or exit_info.si_pid in owned_pids:
             return  # its owner collects it, and then this is called again
-        os.waitpid(ended.si_pid, os.WNOHANG)
+        os.waitpid(exit_info.si_pid, os.WNOHANG)
 
 
 # ---- sockets ---------------------------------------------------------------------------------------------------------

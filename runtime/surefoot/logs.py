@@ -40,7 +40,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": escape_control_characters(record.getMessage()),
         }
-        body |= {key: found for key in KEYS if (found := getattr(record, key, None)) not in (None, "")}
+        body |= {key: value for key in KEYS if (value := getattr(record, key, None)) not in (None, "")}
         if record.exc_info:
             body["exception"] = escape_control_characters(self.formatException(record.exc_info))
         return json.dumps(body, ensure_ascii=False, default=str)
@@ -63,7 +63,7 @@ class ProcessKeys(logging.Filter):
         return True
 
 
-def formatter_of(form: str, text: logging.Formatter) -> logging.Formatter:
+def formatter_of(format_name: str, text: logging.Formatter) -> logging.Formatter:
     """The formatter that SUREFOOT_LOG_FORMAT names.
 
     Args:
@@ -73,9 +73,9 @@ def formatter_of(form: str, text: logging.Formatter) -> logging.Formatter:
     Raises:
         ConfigurationError: it names another.
     """
-    if form not in ("", *FORMATS):
-        raise ConfigurationError(f"{VARIABLE} is {form!r}: one of {', '.join(FORMATS)} is needed")
-    return JsonFormatter() if form == "json" else text
+    if format_name not in ("", *FORMATS):
+        raise ConfigurationError(f"{VARIABLE} is {format_name!r}: one of {', '.join(FORMATS)} is needed")
+    return JsonFormatter() if format_name == "json" else text
 
 
 def configure_logging(

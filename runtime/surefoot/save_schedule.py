@@ -31,12 +31,12 @@ class RankBackoff:
     exponent: int = 0
     streak: int = 0
 
-    def back_off(self, level: int) -> RankBackoff:
+    def back_off(self, exponent: int) -> RankBackoff:
         """Halves the saves from here on: none found a slot.
 
         `level` is the one that the save was due at, the rank's own or the coordinator's.
         """
-        return RankBackoff(level + 1 if level < MAX_BACKOFF else level, 0)
+        return RankBackoff(exponent + 1 if exponent < MAX_BACKOFF else exponent, 0)
 
     def count_staged(self) -> RankBackoff:
         """Counts a staged save; a streak lowers the level again."""
@@ -63,14 +63,14 @@ class Schedule:
                 f"intervals of {self.interval_steps} and {self.persistent_interval_steps} steps: each must be at least 1"
             )
 
-    def due(self, step: int, level: int) -> bool:
+    def due(self, step: int, exponent: int) -> bool:
         """Decides whether a step is saved at a level.
 
         Steps meant for the persistent tier are due at every level.
         """
         if step < 1:
             return False
-        return step % (self.interval_steps << min(level, MAX_EXPONENT)) == 0 or self.persistent_due(step)
+        return step % (self.interval_steps << min(exponent, MAX_EXPONENT)) == 0 or self.persistent_due(step)
 
     def persistent_due(self, step: int) -> bool:
         """Decides whether the save of a step is promoted.

@@ -180,18 +180,18 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_GOOD_AFTER_STEPS": str(settings.good_after_steps) if settings.good_after_steps else None,
     }
     if settings.persistent is not None:
-        p = settings.persistent
+        persistent = settings.persistent
         values |= {
-            "SUREFOOT_PERSISTENT_URI": p.uri,
-            "SUREFOOT_PERSISTENT_INTERVAL_STEPS": str(p.interval_steps),
-            "SUREFOOT_PERSISTENT_KEEP": str(p.keep),
-            "SUREFOOT_PERSISTENT_ENDPOINT": p.endpoint,
-            "SUREFOOT_PERSISTENT_REGION": p.region,
-            "AWS_ACCESS_KEY_ID": p.access_key,
-            "AWS_SECRET_ACCESS_KEY": p.secret_key,
-            "SUREFOOT_PERSISTENT_CA_BUNDLE": p.ca_bundle,
-            "SUREFOOT_PERSISTENT_SSE": p.sse,
-            "SUREFOOT_PERSISTENT_BANDWIDTH": str(p.bytes_per_second) if p.bytes_per_second else None,
+            "SUREFOOT_PERSISTENT_URI": persistent.uri,
+            "SUREFOOT_PERSISTENT_INTERVAL_STEPS": str(persistent.interval_steps),
+            "SUREFOOT_PERSISTENT_KEEP": str(persistent.keep),
+            "SUREFOOT_PERSISTENT_ENDPOINT": persistent.endpoint,
+            "SUREFOOT_PERSISTENT_REGION": persistent.region,
+            "AWS_ACCESS_KEY_ID": persistent.access_key,
+            "AWS_SECRET_ACCESS_KEY": persistent.secret_key,
+            "SUREFOOT_PERSISTENT_CA_BUNDLE": persistent.ca_bundle,
+            "SUREFOOT_PERSISTENT_SSE": persistent.sse,
+            "SUREFOOT_PERSISTENT_BANDWIDTH": str(persistent.bytes_per_second) if persistent.bytes_per_second else None,
         }
     return {name: value for name, value in values.items() if value is not None}
 

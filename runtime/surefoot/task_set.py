@@ -19,11 +19,11 @@ async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: floa
     A quarter of each pause is drawn at random: processes that began together would else ask one server in one instant.
     What the work raises ends the loop.
     """
-    pause = first_pause_seconds
+    pause_seconds = first_pause_seconds
     while True:
-        if pause:
-            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
-        pause = await work()
+        if pause_seconds:
+            await asyncio.sleep(pause_seconds * random.uniform(0.75, 1.0))
+        pause_seconds = await work()
 
 
 def logged(log: logging.Logger) -> Callable[[str, BaseException], None]:

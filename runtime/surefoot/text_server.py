@@ -107,29 +107,29 @@ class TextServer:
 
     async def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Lets in as many as may be at a time; others wait in the kernel, where they cost nothing."""
-        places = asyncio.Semaphore(MAX_CONNECTIONS)
-        async with asyncio.TaskGroup() as under_way:
+        free_slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        async with asyncio.TaskGroup() as tasks:
             while True:
-                await places.acquire()
+                await free_slots.acquire()
                 try:
                     connection, address = await loop.sock_accept(listener)
                 except OSError as error:
                     log.warning("no connection could be accepted on port %d: %s", self.port, error)
-                    places.release()
+                    free_slots.release()
                     await asyncio.sleep(HEADER_SECONDS)
                     continue
                 peer = str(address[0])
                 if self._of_peer[peer] >= MAX_CONNECTIONS_OF_PEER:
                     connection.close()
-                    places.release()
+                    free_slots.release()
                     await asyncio.sleep(_BUSY_SECONDS)
                     continue
                 self._of_peer[peer] += 1
-                task = under_way.create_task(self._serve(loop, connection))
-                task.add_done_callback(partial(self._leave, places, peer))
+                task = tasks.create_task(self._serve(loop, connection))
+                task.add_done_callback(partial(self._leave, free_slots, peer))
 
-    def _leave(self, places: asyncio.Semaphore, peer: str, _task: asyncio.Task[None]) -> None:
-        places.release()
+    def _leave(self, free_slots: asyncio.Semaphore, peer: str, _task: asyncio.Task[None]) -> None:
+        free_slots.release()
         self._of_peer[peer] -= 1
         if self._of_peer[peer] <= 0:
             del self._of_peer[peer]
@@ -142,12 +142,12 @@ class TextServer:
             if request is None:
                 return
             answer = self._answer(request)
-            head = (
+            header = (
                 f"HTTP/1.1 {answer.status} {'OK' if answer.status == 200 else 'Not OK'}\r\nContent-Type: {answer.content_type}"
                 f"\r\nContent-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
             ).encode()
             async with asyncio.timeout(ANSWER_SECONDS):
-                await loop.sock_sendall(connection, head if request[0] == "HEAD" else head + answer.body)
+                await loop.sock_sendall(connection, header if request[0] == "HEAD" else header + answer.body)
                 connection.shutdown(socket.SHUT_WR)
                 while await loop.sock_recv(connection, MAX_HEADER_BYTES):
                     pass  # a reset in place of an end would take the answer from a slow reader
@@ -168,13 +168,13 @@ class TextServer:
 
 async def _request(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> tuple[str, str] | None:
     """Method and path of a request; None where it is none, or too long."""
-    head = b""
-    while b"\r\n\r\n" not in head:
-        more = await loop.sock_recv(connection, MAX_HEADER_BYTES)
-        head += more
-        if not more or len(head) > MAX_HEADER_BYTES:
+    request = b""
+    while b"\r\n\r\n" not in request:
+        chunk = await loop.sock_recv(connection, MAX_HEADER_BYTES)
+        request += chunk
+        if not chunk or len(request) > MAX_HEADER_BYTES:
             return None
-    words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    words = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     return (words[0], words[1]) if len(words) == 3 and words[2].startswith("HTTP/1.") else None
 
 

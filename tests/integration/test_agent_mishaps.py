@@ -37,7 +37,7 @@ A, B = MemoryServerInstance("a", "1"), MemoryServerInstance("b", "2")
 
 
 def counted(what: str) -> float:
-    return metrics.fallbacks.labels(kind=what)._value.get()
+    return metrics.fallbacks.labels(what)._value.get()
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ class Child:
         loop = asyncio.get_running_loop()
         self._late = loop.call_later(_CODE_SECONDS, self._assume, loop.time() + _LIVING_SECONDS)
 
-    def _assume(self, until: float) -> None:
+    def _assume(self, deadline_seconds: float) -> None:
         """Without its reaper it was killed together with it; a reaper that lives is given time."""
         loop = asyncio.get_running_loop()
-        if self._reaper_lives() and loop.time() < until:
-            self._late = loop.call_later(_CODE_SECONDS, self._assume, until)
+        if self._reaper_lives() and loop.time() < deadline_seconds:
+            self._late = loop.call_later(_CODE_SECONDS, self._assume, deadline_seconds)
         else:
             self.has_code(-int(signal.SIGKILL))
 

@@ -83,21 +83,21 @@ def program_source(script: str | None, module: str | None) -> Path | None:
 
 def preload(source: Path | None) -> Preloaded:
     """Imports the frameworks and the program's own imports."""
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     failed: list[str] = []
-    wanted: list[str] = list(FRAMEWORKS)
+    imports: list[str] = list(FRAMEWORKS)
     if source is not None:
         try:
-            wanted += top_level_imports(source.read_text(encoding="utf-8"))
+            imports += top_level_imports(source.read_text(encoding="utf-8"))
         except (OSError, SyntaxError, ValueError) as error:
             failed.append(f"{source}: {error}")
-    failed += _import_all(wanted)
-    return Preloaded(time.monotonic() - began, tuple(failed))
+    failed += _import_all(imports)
+    return Preloaded(time.monotonic() - start_seconds, tuple(failed))
 
 
-def _import_all(wanted: Iterable[str]) -> list[str]:
+def _import_all(imports: Iterable[str]) -> list[str]:
     failed: list[str] = []
-    for entry in wanted:
+    for entry in imports:
         module, _, attribute = entry.partition(":")
         try:
             loaded = sys.modules.get(module) or importlib.import_module(module)
@@ -155,20 +155,20 @@ class _ForkServer:
                 if child is not None:
                     return child
 
-    def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> _Request | None:
+    def _fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> _Request | None:
         parent = os.getpid()
-        others = _other_threads()
-        if others:
-            why = f"{len(others) + 1} threads run in the warm process: an import of the program started them"
-            self._send({"said": "refused", "id": body["id"], "why": why})
+        other_threads = _other_threads()
+        if other_threads:
+            reason = f"{len(other_threads) + 1} threads run in the warm process: an import of the program started them"
+            self._send({"said": "refused", "id": order["id"], "why": reason})
         else:
             sys.stdout.flush()  # else a child would write it a second time
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
                 self._leave()
-                return _Request(body, fds, parent)
-            self._send({"said": "forked", "id": body["id"], "pid": pid})
+                return _Request(order, fds, parent)
+            self._send({"said": "forked", "id": order["id"], "pid": pid})
         for fd in fds:
             os.close(fd)
         return None
@@ -176,8 +176,8 @@ class _ForkServer:
     def _leave(self) -> None:
         """Detaches the child from the parent's event loop."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(signal_number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._socket.close()
         os.close(self._wake_read)
@@ -212,7 +212,7 @@ def _other_threads() -> list[str]:
 def _become(request: _Request) -> None:
     """Turns a fresh child into what was asked for; does not return."""
     die_with_parent(request.parent)
-    body = request.body
+    order = request.body
     output = request.fds[0]
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -222,14 +222,14 @@ def _become(request: _Request) -> None:
     os.close(empty)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers in this process
-    if body["kind"] == "store":
-        serve_store(request.fds[1], body["host"])
-    os.chdir(body["folder"])
+    if order["kind"] == "store":
+        serve_store(request.fds[1], order["host"])
+    os.chdir(order["folder"])
     os.environ.clear()
-    os.environ.update(body["environment"])
+    os.environ.update(order["environment"])
     _reseed_and_reset_threads()
     stacks.install(os.environ.get("SUREFOOT_STACK_DUMP_FILE"))
-    program = body["program"]
+    program = order["program"]
     run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
 
 
@@ -241,8 +241,8 @@ def _reseed_and_reset_threads() -> None:
     if torch is not None:
         # also where nothing was said: torch makes its pool anew where a fork first asks for it, and two threads that
         # ask at once end the process ("Invalid thread pool!")
-        said = threads.isdigit() and int(threads) > 0
-        torch.set_num_threads(int(threads) if said else torch.get_num_threads())
+        is_set = threads.isdigit() and int(threads) > 0
+        torch.set_num_threads(int(threads) if is_set else torch.get_num_threads())
 
 
 def _preload_uncollected(source: Path | None) -> Preloaded:
@@ -250,31 +250,31 @@ def _preload_uncollected(source: Path | None) -> Preloaded:
 
     What an import makes stays. By the threshold: a module that turns the collector off, or sets it, is to have its way.
     """
-    usual = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:
         return preload(source)
     finally:
         if gc.get_threshold()[0] == 0:
-            gc.set_threshold(*usual)
+            gc.set_threshold(*thresholds)
 
 
 def main() -> None:
-    line = socket.socket(fileno=int(sys.argv[1]))
-    line.set_inheritable(False)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
     die_with_parent(int(sys.argv[2]))
     # Ctrl-C and a group's SIGTERM are the agent's business; it ends us by closing the line
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    program = json.loads(line.recv(PACKET_BYTES))
+    program = json.loads(connection.recv(PACKET_BYTES))
     script, module = program["script"], program["module"]
     sys.path[0] = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
     sys.argv = [script or module or ""]
-    loaded = _preload_uncollected(program_source(script, module))
+    preloaded = _preload_uncollected(program_source(script, module))
     gc.collect()
     gc.freeze()
-    line.send(json.dumps({"said": "ready", **asdict(loaded)}).encode())
-    request = _ForkServer(line).serve()
+    connection.send(json.dumps({"said": "ready", **asdict(preloaded)}).encode())
+    request = _ForkServer(connection).serve()
     if request is not None:
         _become(request)
 

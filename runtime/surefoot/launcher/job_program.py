@@ -53,13 +53,13 @@ def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchPr
     """
     if not command or not _is_this_interpreter(command[0], environment):
         return None
-    rest = list(command[1:])
-    while rest and rest[0] == "-u":  # a trainer's output is unbuffered by lines anyway
-        rest.pop(0)
-    if len(rest) >= 2 and rest[0] == "-m":
-        return LaunchProgram(arguments=tuple(rest[2:]), module=rest[1])
-    if rest and not rest[0].startswith("-") and not os.path.isdir(rest[0]):
-        return LaunchProgram(arguments=tuple(rest[1:]), script=rest[0])
+    arguments = list(command[1:])
+    while arguments and arguments[0] == "-u":  # a trainer's output is unbuffered by lines anyway
+        arguments.pop(0)
+    if len(arguments) >= 2 and arguments[0] == "-m":
+        return LaunchProgram(arguments=tuple(arguments[2:]), module=arguments[1])
+    if arguments and not arguments[0].startswith("-") and not os.path.isdir(arguments[0]):
+        return LaunchProgram(arguments=tuple(arguments[1:]), script=arguments[0])
     return None
 
 
@@ -68,20 +68,20 @@ def with_own_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
 
     As an activated virtual environment has it.
     """
-    own = os.path.dirname(sys.executable)
+    bin_folder = os.path.dirname(sys.executable)
     path = environment.get("PATH", os.defpath)
-    if path.split(os.pathsep)[0] != own:
-        path = own + os.pathsep + path
+    if path.split(os.pathsep)[0] != bin_folder:
+        path = bin_folder + os.pathsep + path
     return {**environment, "PATH": path}
 
 
-def _is_this_interpreter(word: str, environment: Mapping[str, str]) -> bool:
-    found = shutil.which(word, path=environment.get("PATH"))
-    if found is None:
+def _is_this_interpreter(command: str, environment: Mapping[str, str]) -> bool:
+    executable = shutil.which(command, path=environment.get("PATH"))
+    if executable is None:
         return False
     # the same binary under another prefix is another environment, with other packages
-    same_binary = os.path.realpath(found) == os.path.realpath(sys.executable)
-    return same_binary and _prefix(found) == _prefix(sys.executable)
+    same_binary = os.path.realpath(executable) == os.path.realpath(sys.executable)
+    return same_binary and _prefix(executable) == _prefix(sys.executable)
 
 
 def _prefix(executable: str) -> str:
@@ -102,7 +102,7 @@ _TEARDOWN_SECONDS = 2.0
 
 def run_program(program: LaunchProgram) -> NoReturn:
     """Runs it to its end, and the process with it."""
-    rank = os.getpid()  # what the program forks comes by here as well, and does not speak for the rank
+    rank_pid = os.getpid()  # what the program forks comes by here as well, and does not speak for the rank
     try:
         if program.script is not None:
             _run_script(program.script, program.arguments)
@@ -114,12 +114,12 @@ def run_program(program: LaunchProgram) -> NoReturn:
         code = end.code
         if code is None or isinstance(code, int):
             _end(code or 0)
-        if os.getpid() == rank:
+        if os.getpid() == rank_pid:
             write_report("SystemExit", str(code), "")
         sys.stderr.write(f"{code}\n")
         _end(1)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
-        _report(error, told=os.getpid() == rank)
+        _report(error, told=os.getpid() == rank_pid)
         _end(130 if isinstance(error, KeyboardInterrupt) else 1)
     _end(0)
 
@@ -139,23 +139,23 @@ def write_report(kind: str, message: str, trace: str) -> None:
 
 
 def _run_script(path: str, arguments: tuple[str, ...]) -> None:
-    full = os.path.abspath(path)
+    full_path = os.path.abspath(path)
     module = types.ModuleType("__main__")
     module.__dict__.update(
-        __file__=full,
+        __file__=full_path,
         __builtins__=builtins,
         __cached__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", full),
+        __loader__=importlib.machinery.SourceFileLoader("__main__", full_path),
     )
     sys.modules["__main__"] = module
     sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(full)
-    with open(full, "rb") as file:
-        code = compile(file.read(), full, "exec", dont_inherit=True)
+    sys.path[0] = os.path.dirname(full_path)
+    with open(full_path, "rb") as file:
+        code = compile(file.read(), full_path, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # this is what running a script is
 
 
-def _report(error: BaseException, told: bool) -> None:
+def _report(error: BaseException, is_rank_process: bool) -> None:
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = error.__traceback__
@@ -163,7 +163,7 @@ def _report(error: BaseException, told: bool) -> None:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     try:
-        if told:
+        if is_rank_process:
             write_report(name, str(error), "".join(traceback.format_exception(error)))
     except OSError as problem:
         sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
@@ -187,12 +187,12 @@ def _end(code: int) -> NoReturn:
     else:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
     atexit._run_exitfuncs()
-    for thing in gc.get_objects():  # what was there before the fork is frozen, and not among them
+    for tracked_object in gc.get_objects():  # what was there before the fork is frozen, and not among them
         # by its type: a proxy of something dead raises when it is asked for its class
-        if issubclass(type(thing), _FILES):
+        if issubclass(type(tracked_object), _FILES):
             with contextlib.suppress(OSError, ValueError):
-                if not thing.closed:
-                    thing.flush()
+                if not tracked_object.closed:
+                    tracked_object.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

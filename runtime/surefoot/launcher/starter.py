@@ -113,19 +113,19 @@ class ForkServerClient:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
-    async def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> Child:
+    async def _fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> Child:
         if self._socket is None or not self.warm:
             raise CannotFork("the warm process is not there")
-        number = next(self._numbers)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._forking[number] = answer
+        request_id = next(self._numbers)
+        pid_future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forking[request_id] = pid_future
         try:
-            socket.send_fds(self._socket, [json.dumps({**body, "id": number}).encode()], fds)
-            pid = await asyncio.wait_for(answer, _FORK_SECONDS)
+            socket.send_fds(self._socket, [json.dumps({**order, "id": request_id}).encode()], fds)
+            pid = await asyncio.wait_for(pid_future, _FORK_SECONDS)
         except (OSError, TimeoutError) as error:
             raise CannotFork(f"the warm process did not fork: {error!r}") from error
         finally:
-            self._forking.pop(number, None)
+            self._forking.pop(request_id, None)
         return self._children[pid]
 
     def _read_packets(self) -> None:
@@ -142,29 +142,29 @@ class ForkServerClient:
                 return
             self._take(json.loads(packet))
 
-    def _take(self, body: dict[str, Any]) -> None:
-        match body["said"]:
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["said"]:
             case "ready":
                 self.warm = True
-                for failure in body["failed"]:
+                for failure in message["failed"]:
                     _log.warning("warming up: %s (the program will show the error itself)", failure)
-                _log.info("warm after %.2f s", body["seconds"])
+                _log.info("warm after %.2f s", message["seconds"])
                 self._on_change()
             case "forked":
                 # kept here and not by the asker, because the exit may be the next packet
-                self._children[body["pid"]] = Child(body["pid"], self._forget, lambda: not self.dead)
-                self._answer(body["id"], lambda future: future.set_result(body["pid"]))
+                self._children[message["pid"]] = Child(message["pid"], self._forget, lambda: not self.dead)
+                self._answer(message["id"], lambda future: future.set_result(message["pid"]))
             case "refused":
-                self._answer(body["id"], lambda future: future.set_exception(CannotFork(body["why"])))
+                self._answer(message["id"], lambda future: future.set_exception(CannotFork(message["why"])))
             case "exited":
-                child = self._children.get(body["pid"])
+                child = self._children.get(message["pid"])
                 if child is not None:
-                    child.has_code(body["code"])
+                    child.has_code(message["code"])
 
-    def _answer(self, number: int, give: Callable[[asyncio.Future[int]], None]) -> None:
-        future = self._forking.get(number)
+    def _answer(self, request_id: int, resolve: Callable[[asyncio.Future[int]], None]) -> None:
+        future = self._forking.get(request_id)
         if future is not None and not future.done():
-            give(future)
+            resolve(future)
 
     def _forget(self, pid: int) -> None:
         # left for one turn of the loop: the asker of a fork may not have picked it up yet
@@ -250,21 +250,21 @@ class Starter:
         Raises:
             SurefootError: It does not come up.
         """
-        reading, writing = os.pipe2(os.O_CLOEXEC)
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         try:
             with self._log_path.open("ab") as output:
-                child = await self._store_child(output.fileno(), writing, host)
+                child = await self._store_child(output.fileno(), write_fd, host)
         finally:
-            os.close(writing)
+            os.close(write_fd)
         try:
-            return HostedStore(child, await asyncio.wait_for(_read_port(reading), _STORE_SECONDS))
+            return HostedStore(child, await asyncio.wait_for(_read_port(read_fd), _STORE_SECONDS))
         except (ValueError, TimeoutError) as error:
             child.kill()
             raise SurefootError(
                 f"the store's process gave no port; {self._log_path} says why (is torch installed?)"
             ) from error
         finally:
-            os.close(reading)
+            os.close(read_fd)
 
     async def close(self) -> None:
         self._closing = True
@@ -276,12 +276,12 @@ class Starter:
         except CannotFork as error:
             metrics.fallbacks.labels("cold_store").inc()
             _log.warning("cold start of the store: %s", error)
-        words = [str(port_fd), str(os.getpid()), host]
-        return self._cold(words, "surefoot.launcher.tcp_store", self._environment, os.getcwd(), output, (port_fd,))
+        arguments = [str(port_fd), str(os.getpid()), host]
+        return self._cold(arguments, "surefoot.launcher.tcp_store", self._environment, os.getcwd(), output, (port_fd,))
 
     def _cold(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         module: str,
         environment: Mapping[str, str],
         folder: str,
@@ -289,7 +289,7 @@ class Starter:
         fds: tuple[int, ...] = (),
     ) -> Child:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-m", module, *arguments],
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ NICENESS = 10
 _GPU_FILE = Path("/dev/nvidiactl")
 
 
-def run_tests(host: str, folder: Path, damaged: bool) -> Iterator[NodeTestResult]:
+def run_tests(host: str, folder: Path, is_faulty: bool) -> Iterator[NodeTestResult]:
     """Tries one part after the other, the quick ones first.
 
     `damaged`: the processor is taken to calculate wrong.
@@ -35,21 +35,21 @@ def run_tests(host: str, folder: Path, damaged: bool) -> Iterator[NodeTestResult
     except ImportError as error:
         yield NodeTestResult("matmul", "unknown", text=f"numbers could not be tried: {error}")
         return
-    left, right, product = compute.operands()
+    matrix_a, matrix_b, product = compute.operands()
     yield compute.try_memory()
-    yield compute.try_processor(left, right, product + damaged)
+    yield compute.try_processor(matrix_a, matrix_b, product + is_faulty)
     if _GPU_FILE.exists():
         os.nice(NICENESS)
         try:
             torch = importlib.import_module("torch")
         except ImportError:
             return  # a program without PyTorch brings its own library for GPUs, and none is known here
-        yield from compute.try_gpus(torch, left, right, product)
+        yield from compute.try_gpus(torch, matrix_a, matrix_b, product)
 
 
-def print_result(found: Iterable[NodeTestResult]) -> None:
-    for trial in found:
-        sys.stdout.write(json.dumps(asdict(trial)) + "\n")
+def print_result(results: Iterable[NodeTestResult]) -> None:
+    for result in results:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
         sys.stdout.flush()
     sys.stdout.write('{"over": true}\n')
     sys.stdout.flush()

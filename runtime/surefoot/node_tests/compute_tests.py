@@ -31,42 +31,42 @@ def operands() -> tuple[Any, Any, Any]:
 
     No sum comes near 256, up to where every format is exact.
     """
-    left, right = _scattered(1), _scattered(2)
+    matrix_a, matrix_b = _scattered(1), _scattered(2)
     product = np.zeros((SIZE, SIZE), np.int64)
     for value in (-1, 1):  # as additions: eight times as fast as a product of whole numbers
         for row in range(SIZE):
-            product[row] += value * right[left[row] == value].sum(axis=0)
-    return left, right, product
+            product[row] += value * matrix_b[matrix_a[row] == value].sum(axis=0)
+    return matrix_a, matrix_b, product
 
 
 def _scattered(seed: int) -> Any:
     """Like chance, and the same everywhere."""
-    place = np.arange(SIZE * SIZE, dtype=np.uint64).reshape(SIZE, SIZE) + np.uint64(seed << 32)
-    mixed = place * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return ((mixed >> np.uint64(33)) % np.uint64(3)).astype(np.int64) - 1
+    index = np.arange(SIZE * SIZE, dtype=np.uint64).reshape(SIZE, SIZE) + np.uint64(seed << 32)
+    bits = index * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((bits >> np.uint64(33)) % np.uint64(3)).astype(np.int64) - 1
 
 
 def digest(product: Any) -> str:
     return hashlib.blake2b(product.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def try_processor(left: Any, right: Any, product: Any) -> NodeTestResult:
+def try_processor(matrix_a: Any, matrix_b: Any, product: Any) -> NodeTestResult:
     """Repeats the product for a moment.
 
     What fails seldom is not found by one.
     """
     if digest(product) != PRODUCT:
         return NodeTestResult("matmul", "fails", "CpuComputeError", "the processor adds whole numbers to a wrong sum")
-    a, b = left.astype(np.float32), right.astype(np.float32)
-    began, count = time.monotonic(), 0
-    while (passed := time.monotonic() - began) < _SECONDS or not count:
+    a, b = matrix_a.astype(np.float32), matrix_b.astype(np.float32)
+    start_seconds, count = time.monotonic(), 0
+    while (elapsed_seconds := time.monotonic() - start_seconds) < _SECONDS or not count:
         wrong = int((a @ b != product).sum())
         count += 1
         if wrong:
             text = f"the processor multiplies matrices wrong: {wrong} of {SIZE * SIZE} values, the {count}. time"
             return NodeTestResult("matmul", "fails", "CpuComputeError", text)
-    return NodeTestResult("matmul", "well", rate=2e-9 * SIZE**3 * count / passed, unit="GFLOP")
+    return NodeTestResult("matmul", "well", rate=2e-9 * SIZE**3 * count / elapsed_seconds, unit="GFLOP")
 
 
 def try_memory() -> NodeTestResult:
@@ -74,18 +74,18 @@ def try_memory() -> NodeTestResult:
     pattern = np.arange(_COPY_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     copy = np.empty_like(pattern)
     copy.fill(0)  # mapped in before the time counts
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     np.copyto(copy, pattern)
-    passed = max(time.monotonic() - began, 1e-9)
+    elapsed_seconds = max(time.monotonic() - start_seconds, 1e-9)
     wrong = int((copy != pattern).sum())
     if wrong:
         return NodeTestResult(
             "memory", "fails", "MemoryTestFailed", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} came out wrong"
         )
-    return NodeTestResult("memory", "well", rate=2e-9 * _COPY_BYTES / passed, unit="GB")
+    return NodeTestResult("memory", "well", rate=2e-9 * _COPY_BYTES / elapsed_seconds, unit="GB")
 
 
-def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[NodeTestResult]:
+def try_gpus(torch: Any, matrix_a: Any, matrix_b: Any, product: Any) -> Iterator[NodeTestResult]:
     """The same product on each device that PyTorch sees, in each format.
 
     Side by side, and each told as it ends: the first product of a device takes a second, and one that hangs must not
@@ -95,22 +95,22 @@ def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[NodeTe
     if not count:
         return
     with ThreadPoolExecutor(count) as pool:
-        trials = [pool.submit(_try_gpu, torch, index, left, right, product) for index in range(count)]
-        yield from (one.result() for one in as_completed(trials))
+        futures = [pool.submit(_try_gpu, torch, index, matrix_a, matrix_b, product) for index in range(count)]
+        yield from (future.result() for future in as_completed(futures))
 
 
-def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> NodeTestResult:
+def _try_gpu(torch: Any, index: int, matrix_a: Any, matrix_b: Any, product: Any) -> NodeTestResult:
     name, device = f"gpu {index}", f"cuda:{index}"
     rate = 0.0
     try:
-        known = torch.from_numpy(product).to(device).repeat(1, _SIDE_BY_SIDE)
-        for kind in _FORMATS:
-            a, b = (torch.from_numpy(one).to(device, getattr(torch, kind)) for one in (left, right))
-            wrong, reached = _multiplied(a, b.repeat(1, _SIDE_BY_SIDE), known)
+        expected = torch.from_numpy(product).to(device).repeat(1, _SIDE_BY_SIDE)
+        for dtype in _FORMATS:
+            a, b = (torch.from_numpy(matrix).to(device, getattr(torch, dtype)) for matrix in (matrix_a, matrix_b))
+            wrong, gpu_rate = _multiplied(a, b.repeat(1, _SIDE_BY_SIDE), expected)
             if wrong:
-                text = f"GPU {index} multiplies matrices of {kind} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
+                text = f"GPU {index} multiplies matrices of {dtype} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
                 return NodeTestResult(name, "fails", "GpuComputeError", text)
-            rate = max(rate, reached)
+            rate = max(rate, gpu_rate)
     except RuntimeError as error:  # out of memory that somebody else has, a driver that does not fit: no proof
         return NodeTestResult(
             name, "unknown", text=f"GPU {index} could not be tried: {str(error).splitlines()[0][:200]}"
@@ -118,16 +118,16 @@ def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> Nod
     return NodeTestResult(name, "well", rate=rate, unit="GFLOP")
 
 
-def _multiplied(a: Any, b: Any, known: Any) -> tuple[int, float]:
+def _multiplied(a: Any, b: Any, expected: Any) -> tuple[int, float]:
     """How many values of one product were wrong, and GFLOP/s with the comparison.
 
     The first product loads the library and counts for no time: it alone may take longer than all others should.
     """
-    wrong, began, count = _wrong(a, b, known), time.monotonic(), 0
-    while not wrong and ((passed := time.monotonic() - began) < _SECONDS or not count):
-        wrong, count = _wrong(a, b, known), count + 1
-    return wrong, 0.0 if wrong else 2e-9 * _SIDE_BY_SIDE * SIZE**3 * count / max(passed, 1e-9)
+    wrong, start_seconds, count = _wrong(a, b, expected), time.monotonic(), 0
+    while not wrong and ((elapsed_seconds := time.monotonic() - start_seconds) < _SECONDS or not count):
+        wrong, count = _wrong(a, b, expected), count + 1
+    return wrong, 0.0 if wrong else 2e-9 * _SIDE_BY_SIDE * SIZE**3 * count / max(elapsed_seconds, 1e-9)
 
 
-def _wrong(a: Any, b: Any, known: Any) -> int:
-    return int(((a @ b).long() != known).sum().item())
+def _wrong(a: Any, b: Any, expected: Any) -> int:
+    return int(((a @ b).long() != expected).sum().item())

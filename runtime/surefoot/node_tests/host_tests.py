@@ -45,17 +45,17 @@ def try_disk(folder: Path) -> NodeTestResult:
     """Of a folder that a worker writes to."""
     path = folder / f".surefoot-trial-{os.getpid()}"
     content = os.urandom(1 << 16) * (_DISK_BYTES >> 16)
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     try:
-        back = _written_and_read(path, content)
+        content_read = _written_and_read(path, content)
     except OSError as error:
         return _failed(folder, error)
     finally:
         path.unlink(missing_ok=True)
-    if back != content:
-        text = f"what was written to {folder} is read back otherwise ({len(back)} of {_DISK_BYTES} bytes)"
+    if content_read != content:
+        text = f"what was written to {folder} is read back otherwise ({len(content_read)} of {_DISK_BYTES} bytes)"
         return NodeTestResult("disk", "fails", "DiskTestFailed", text)
-    return NodeTestResult("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - began, 1e-9), unit="MB")
+    return NodeTestResult("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - start_seconds, 1e-9), unit="MB")
 
 
 def _written_and_read(path: Path, content: bytes) -> bytes:
@@ -91,23 +91,23 @@ def try_loopback(host: str) -> NodeTestResult:
     What is not reached is tried once more: the network of a pod may be a moment behind its processes.
     """
     pattern = bytes(range(256)) * (_LOOPBACK_BYTES >> 8)
-    for left in reversed(range(_TRIES)):
-        began = time.monotonic()
+    for attempts_left in reversed(range(_TRIES)):
+        start_seconds = time.monotonic()
         try:
-            back = _there_and_back(host, pattern)
+            received = _there_and_back(host, pattern)
             break
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:  # a setting's, behind a translated address: no proof of anything
                 return NodeTestResult("loopback", "unknown", text=f"{host} is no address of this node: {error}")
-            if not left:
+            if not attempts_left:
                 text = f"this node does not reach its own address {host}: {error}"
                 return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
         time.sleep(_PAUSE_SECONDS)
-    if back != pattern:
+    if received != pattern:
         text = f"what is sent to this node's own address {host} comes back otherwise"
         return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
     return NodeTestResult(
-        "loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - began, 1e-9), unit="GB"
+        "loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - start_seconds, 1e-9), unit="GB"
     )
 
 
@@ -131,24 +131,24 @@ def _echoing(host: str) -> Iterator[tuple[str, int]]:
 
 def _echo(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):  # whoever called says what went wrong
-        line, _ = listener.accept()
-        with line:
-            line.settimeout(_CALL_SECONDS)
-            while data := line.recv(1 << 18):
-                line.sendall(data)
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(_CALL_SECONDS)
+            while data := connection.recv(1 << 18):
+                connection.sendall(data)
 
 
 def _sent_and_received(address: tuple[str, int], pattern: bytes) -> bytes:
-    with socket.create_connection(address, timeout=_CALL_SECONDS) as line:
-        sender = threading.Thread(target=_send, args=(line, pattern), daemon=True)
+    with socket.create_connection(address, timeout=_CALL_SECONDS) as connection:
+        sender = threading.Thread(target=_send, args=(connection, pattern), daemon=True)
         sender.start()
-        back = bytearray()
-        while len(back) < len(pattern) and (data := line.recv(1 << 18)):
-            back += data
+        received = bytearray()
+        while len(received) < len(pattern) and (data := connection.recv(1 << 18)):
+            received += data
         sender.join(_CALL_SECONDS)
-        return bytes(back)
+        return bytes(received)
 
 
-def _send(line: socket.socket, pattern: bytes) -> None:
+def _send(connection: socket.socket, pattern: bytes) -> None:
     with contextlib.suppress(OSError):  # then less comes back
-        line.sendall(pattern)
+        connection.sendall(pattern)

@@ -153,12 +153,12 @@ def test_all_that_can_be_is_tried_and_told_a_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_GPU_FILE", tmp_path / "none")
-    probe.print_result(probe.run_tests("127.0.0.1", tmp_path, damaged=False))
+    probe.print_result(probe.run_tests("127.0.0.1", tmp_path, is_faulty=False))
     *told, over = map(json.loads, capsys.readouterr().out.splitlines())
     assert [one["name"] for one in told] == ["loopback", "disk", "memory", "matmul"]
     assert {one["verdict"] for one in told} == {"well"}
     assert over == {"over": True}
-    assert [t.reason for t in probe.run_tests("127.0.0.1", tmp_path, damaged=True) if t.verdict == "fails"] == [
+    assert [t.reason for t in probe.run_tests("127.0.0.1", tmp_path, is_faulty=True) if t.verdict == "fails"] == [
         "CpuComputeError"
     ]
 
@@ -178,7 +178,7 @@ def test_what_a_warm_worker_waits_for_has_its_share_of_a_busy_node(
     monkeypatch.setattr(probe, "_GPU_FILE", tmp_path)
     monkeypatch.setattr(probe.importlib, "import_module", imported)
     monkeypatch.setattr(probe.os, "nice", lambda by: order.append(f"niced by {by}"))
-    for one in probe.run_tests("127.0.0.1", tmp_path, damaged=False):
+    for one in probe.run_tests("127.0.0.1", tmp_path, is_faulty=False):
         order.append(one.name)
     assert order == [
         "loopback",
@@ -196,6 +196,6 @@ def test_without_numpy_numbers_are_not_tried(tmp_path: Path, monkeypatch: pytest
         raise ImportError(f"no {name}")
 
     monkeypatch.setattr(probe.importlib, "import_module", absent)
-    *_, last = probe.run_tests("127.0.0.1", tmp_path, damaged=False)
+    *_, last = probe.run_tests("127.0.0.1", tmp_path, is_faulty=False)
     assert isinstance(last, NodeTestResult)
     assert (last.name, last.verdict) == ("matmul", "unknown")

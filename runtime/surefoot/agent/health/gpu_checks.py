@@ -92,8 +92,8 @@ class GpuCheck:
         if self._nvml is None:
             return ()
         self._read_events()
-        found = [one for device in self._devices for one in self._of(device)]
-        return (*self._lasting.values(), *found)
+        findings = [finding for device in self._devices for finding in self._of(device)]
+        return (*self._lasting.values(), *findings)
 
     def _begin(self) -> None:
         try:
@@ -132,8 +132,8 @@ class GpuCheck:
                     _log.warning("Xid events are not heard any more: %s", error)
                 return
             if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-                one = xid_finding(int(event.eventData), self._named(event.device))
-                self._lasting[one.reason] = one
+                finding = xid_finding(int(event.eventData), self._named(event.device))
+                self._lasting[finding.reason] = finding
 
     def _named(self, handle: Any) -> str:
         try:
@@ -143,7 +143,7 @@ class GpuCheck:
 
     def _of(self, device: str) -> list[NodeFinding]:
         handle, nvml = self._devices[device], self._nvml
-        found = []
+        findings = []
         errors = self._ask(
             device, "ecc", lambda: nvml.nvmlDeviceGetTotalEccErrors(
                 handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -153,23 +153,23 @@ class GpuCheck:
             text = (
                 f"{device} counted {errors - self._uncorrected[device]} uncorrected ECC errors since this agent began"
             )
-            found.append(NodeFinding("GpuUncorrectedEcc", text, "unknown"))
+            findings.append(NodeFinding("GpuUncorrectedEcc", text, "unknown"))
         rows = self._ask(device, "rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle))
         if rows is not None and rows[3]:
-            found.append(NodeFinding("GpuRowRemapFailed", f"{device} failed to remap a memory row", "node"))
+            findings.append(NodeFinding("GpuRowRemapFailed", f"{device} failed to remap a memory row", "node"))
         elif rows is not None and rows[2]:
             text = f"{device} remaps a memory row at its next reset; until then it is contained"
-            found.append(NodeFinding("GpuRowRemapPending", text, "unknown"))
-        return [*found, *self._throttled(device)]
+            findings.append(NodeFinding("GpuRowRemapPending", text, "unknown"))
+        return [*findings, *self._throttled(device)]
 
     def _throttled(self, device: str) -> list[NodeFinding]:
         handle, nvml = self._devices[device], self._nvml
         reasons = self._ask(device, "clocks", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-        slow = {
+        slowdown_bits = {
             "its temperature": nvml.nvmlClocksEventReasonHwThermalSlowdown,
             "its power supply": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
         }
-        causes = [cause for cause, bit in slow.items() if reasons is not None and reasons & bit]
+        causes = [cause for cause, bit in slowdown_bits.items() if reasons is not None and reasons & bit]
         self._slow[device] = self._slow.get(device, 0) + 1 if causes else 0
         if self._slow[device] < _MIN_CONSECUTIVE:
             return []
@@ -177,14 +177,14 @@ class GpuCheck:
         text = f"{device} has been slowed down by its hardware for {seconds:g} s and more, for {' and '.join(causes)}"
         return [NodeFinding("GpuThrottled", text, "unknown")]
 
-    def _ask(self, device: str, what: str, question: Callable[[], Any]) -> Any:
-        if (device, what) in self._unsupported:
+    def _ask(self, device: str, feature: str, read: Callable[[], Any]) -> Any:
+        if (device, feature) in self._unsupported:
             return None
         try:
-            return question()
+            return read()
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                self._unsupported.add((device, what))
+                self._unsupported.add((device, feature))
             else:
                 self._failed(device, error)
             return None

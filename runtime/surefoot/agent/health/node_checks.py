@@ -33,16 +33,16 @@ class FolderCheck:
         self._written: set[Path] = set()
 
     def find_faults(self) -> Sequence[NodeFinding]:
-        return [found for folder in self._folders if (found := self._of(folder)) is not None]
+        return [finding for folder in self._folders if (finding := self._of(folder)) is not None]
 
     def _of(self, folder: Path) -> NodeFinding | None:
-        probe = folder / f".surefoot-probe-{os.getpid()}"
+        test_file = folder / f".surefoot-probe-{os.getpid()}"
         try:
             if is_fault_requested("diskfull", self._environment):  # the machine's own disk is never filled for it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            probe.write_bytes(b"surefoot")
+            test_file.write_bytes(b"surefoot")
             self._written.add(folder)
-            probe.unlink()
+            test_file.unlink()
             return self._filling(folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -89,8 +89,8 @@ class LinkCheck:
     def find_faults(self) -> Sequence[NodeFinding]:
         ports = sorted(self._system.glob("infiniband/*/ports/*"))
         devices = sorted(self._system.glob("net/*"))
-        found = [*(self._port(port) for port in ports), *(self._device(device) for device in devices)]
-        return [one for one in found if one is not None]
+        findings = [*(self._port(port) for port in ports), *(self._device(device) for device in devices)]
+        return [finding for finding in findings if finding is not None]
 
     def _port(self, port: Path) -> NodeFinding | None:
         name = f"port {port.name} of {port.parents[1].name}"
@@ -108,10 +108,10 @@ class LinkCheck:
             return None
         name = f"network device {device.name}"
         errors = sum(int(_leading(_text(device / f"statistics/{side}_errors"))) for side in ("rx", "tx"))
-        grown = errors - self._errors.get(name, errors)
+        new_errors = errors - self._errors.get(name, errors)
         self._errors[name] = errors
-        if grown >= _MAX_ERRORS:
-            text = f"{name} counted {grown} errors within {self.period_seconds:g} s"
+        if new_errors >= _MAX_ERRORS:
+            text = f"{name} counted {new_errors} errors within {self.period_seconds:g} s"
             return NodeFinding("NetworkErrors", text, "unknown")
         return self._slower(name, _leading(_text(device / "speed")), "Mb/s")
 
@@ -212,9 +212,9 @@ class KernelLogFindings:
 
     def find_faults(self) -> Sequence[NodeFinding]:
         for line in self._log.lines():
-            found = kernel_finding(line)
-            if found is not None and (found.reason in self._found or len(self._found) < _MAX_KEPT):
-                self._found[found.reason] = found
+            finding = kernel_finding(line)
+            if finding is not None and (finding.reason in self._found or len(self._found) < _MAX_KEPT):
+                self._found[finding.reason] = finding
         return tuple(self._found.values())
 
 
@@ -255,8 +255,8 @@ class MemoryPressure:
             lines = self._path.read_text().splitlines()
         except OSError:
             return ()  # a kernel without it
-        full = next((line for line in lines if line.startswith("full ")), "")
-        figures = dict(part.partition("=")[::2] for part in full.split()[1:])
+        full_line = next((line for line in lines if line.startswith("full ")), "")
+        figures = dict(part.partition("=")[::2] for part in full_line.split()[1:])
         percent = float(figures.get("avg60", "0"))
         if percent < MAX_PERCENT:
             return ()

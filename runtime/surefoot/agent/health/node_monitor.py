@@ -53,25 +53,25 @@ class CheckThread:
         """Whether a question has no answer yet."""
         return self._answer is not None
 
-    def start_check(self, answer: Answer) -> None:
+    def start_check(self, on_result: Answer) -> None:
         """Has the thread look once; `answer` is called in it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"check-{self.check.name}", daemon=True)
             self._thread.start()
-        self._answer = answer
+        self._answer = on_result
         self._request.release()
 
     def _run(self) -> None:
         while True:
             self._request.acquire()
-            answer = self._answer
-            assert answer is not None
+            on_result = self._answer
+            assert on_result is not None
             try:
-                found: Sequence[NodeFinding] | Exception = self.check.find_faults()
+                result: Sequence[NodeFinding] | Exception = self.check.find_faults()
             except Exception as error:  # noqa: BLE001  whatever it was, it is told once and the training goes on
-                found = error
+                result = error
             self._answer = None
-            answer(found)
+            on_result(result)
 
 
 # ---- node monitor ----------------------------------------------------------------------------------------------------
@@ -123,13 +123,13 @@ class NodeMonitor:
     @property
     def findings(self) -> tuple[NodeFinding, ...]:
         """Everything found, the gravest first, each reason once."""
-        found: dict[str, NodeFinding] = {}
-        for one in (one for asked in self._running_checks for one in asked.findings):
-            known = found.get(one.reason)
-            if known is None or _ORDER[one.blame] < _ORDER[known.blame]:
-                found[one.reason] = one
-        ordered = sorted(found.values(), key=lambda one: (_ORDER[one.blame], one.reason))
-        return tuple(replace(one, text=one.text[:MAX_TEXT_CHARACTERS]) for one in ordered[:MAX_FINDINGS])
+        by_reason: dict[str, NodeFinding] = {}
+        for finding in (finding for running in self._running_checks for finding in running.findings):
+            other = by_reason.get(finding.reason)
+            if other is None or _ORDER[finding.blame] < _ORDER[other.blame]:
+                by_reason[finding.reason] = finding
+        ordered = sorted(by_reason.values(), key=lambda finding: (_ORDER[finding.blame], finding.reason))
+        return tuple(replace(finding, text=finding.text[:MAX_TEXT_CHARACTERS]) for finding in ordered[:MAX_FINDINGS])
 
     def health(self) -> NodeHealth:
         """The whole of it as a message."""
@@ -140,9 +140,9 @@ class NodeMonitor:
 
         What it found is sent by then. Without such a check it returns at once.
         """
-        for asked in self._running_checks:
-            if asked.thread.check.name == name:
-                await asked.answered.wait()
+        for running in self._running_checks:
+            if running.thread.check.name == name:
+                await running.answered.wait()
 
     async def run(self) -> None:
         while True:
@@ -152,33 +152,33 @@ class NodeMonitor:
     def poll_checks(self) -> None:
         """Asks what is due, and names what hangs."""
         now = self._clock()
-        for asked in self._running_checks:
-            if asked.since_seconds is not None:
-                if now - asked.since_seconds > CHECK_SECONDS:
-                    self._trouble(asked, "HealthCheckTimeout", f"has not answered for {CHECK_SECONDS:g} s")
-            elif now >= asked.due_seconds:
-                asked.since_seconds = now
-                asked.thread.start_check(functools.partial(self._answered, asked))
+        for running in self._running_checks:
+            if running.since_seconds is not None:
+                if now - running.since_seconds > CHECK_SECONDS:
+                    self._trouble(running, "HealthCheckTimeout", f"has not answered for {CHECK_SECONDS:g} s")
+            elif now >= running.due_seconds:
+                running.since_seconds = now
+                running.thread.start_check(functools.partial(self._answered, running))
         if now - self._sent_seconds >= RETRY_SECONDS:
             self._send_health()
 
-    def _answered(self, asked: _RunningCheck, found: Sequence[NodeFinding] | Exception) -> None:
+    def _answered(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
         """In the check's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._take, asked, found)
+            self._loop.call_soon_threadsafe(self._take, running, result)
         except RuntimeError:
             pass  # the agent has ended
 
-    def _take(self, asked: _RunningCheck, found: Sequence[NodeFinding] | Exception) -> None:
-        asked.since_seconds = None
-        asked.due_seconds = self._clock() + asked.thread.check.period_seconds
-        asked.answered.set()  # whoever waits for it comes to its turn behind this
-        if isinstance(found, Exception):
-            self._trouble(asked, "HealthCheckError", f"failed: {type(found).__name__}: {found}")
-            found = asked.findings  # what it found before stands
-        asked.findings = tuple(found)
-        for one in asked.findings:
-            self._notify_once(one.reason, one.text)
+    def _take(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
+        running.since_seconds = None
+        running.due_seconds = self._clock() + running.thread.check.period_seconds
+        running.answered.set()  # whoever waits for it comes to its turn behind this
+        if isinstance(result, Exception):
+            self._trouble(running, "HealthCheckError", f"failed: {type(result).__name__}: {result}")
+            result = running.findings  # what it found before stands
+        running.findings = tuple(result)
+        for finding in running.findings:
+            self._notify_once(finding.reason, finding.text)
         if _urgent_part(self.findings) != _urgent_part(self._sent_findings):
             self._send_health()
 
@@ -186,12 +186,12 @@ class NodeMonitor:
         self._sent_findings, self._sent_seconds = self.findings, self._clock()
         self._send(self.health())
 
-    def _trouble(self, asked: _RunningCheck, reason: str, text: str) -> None:
-        if reason in asked.error:
+    def _trouble(self, running: _RunningCheck, reason: str, text: str) -> None:
+        if reason in running.error:
             return
-        asked.error.add(reason)
+        running.error.add(reason)
         metrics.fallbacks.labels("node_check").inc()
-        self._notice(reason, f"the node check {asked.thread.check.name} {text}; it is not told again")
+        self._notice(reason, f"the node check {running.thread.check.name} {text}; it is not told again")
 
     def _notify_once(self, reason: str, text: str) -> None:
         if (reason, text) in self._notified or len(self._notified) >= 64:
@@ -202,7 +202,7 @@ class NodeMonitor:
 
 def _urgent_part(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
     """What must be told at once where it changes; a figure in a sentence may wait."""
-    return [(one.reason, one.blame) for one in findings]
+    return [(finding.reason, finding.blame) for finding in findings]
 
 
 # ---- node checks parts -----------------------------------------------------------------------------------------------

@@ -52,34 +52,34 @@ class JoinCheck:
     def find_faults(self) -> Sequence[NodeFinding]:
         if self._passed_recently():
             return ()
-        told = _read(self._probe())
-        trials = [one for one in told if "verdict" in one]
-        failed = [one for one in trials if one.get("verdict") == "fails"]
-        for one in trials:
-            if one.get("verdict") == "unknown":
-                _log.info("before joining, %s proves nothing: %s", one.get("name"), one.get("text"))
-        _log.info("this node was tried before joining: %s", _rates(trials) or "nothing could be tried")
+        records = _read(self._probe())
+        results = [record for record in records if "verdict" in record]
+        failed = [record for record in results if record.get("verdict") == "fails"]
+        for record in results:
+            if record.get("verdict") == "unknown":
+                _log.info("before joining, %s proves nothing: %s", record.get("name"), record.get("text"))
+        _log.info("this node was tried before joining: %s", _rates(results) or "nothing could be tried")
         if not failed:
-            if not any(one.get("over") for one in told):
-                raise ChildProcessError(_cut_off(told, trials))  # proves nothing, and people are told
+            if not any(record.get("over") for record in records):
+                raise ChildProcessError(_cut_off(records, results))  # proves nothing, and people are told
             self._keep()
         blame = "node" if self._blamed else "unknown"
-        return [NodeFinding(str(one["reason"]), escape_control_characters(str(one["text"])), blame) for one in failed]  # type: ignore[arg-type]
+        return [NodeFinding(str(record["reason"]), escape_control_characters(str(record["text"])), blame) for record in failed]  # type: ignore[arg-type]
 
     def _passed_recently(self) -> bool:
         try:
-            kept = json.loads(self._kept.read_text())
-            age = self._clock() - float(kept["at_seconds"])
-            return kept["boot"] == _boot() and kept["node"] == self._node and 0.0 <= age < KEPT_SECONDS
+            passed = json.loads(self._kept.read_text())
+            age_seconds = self._clock() - float(passed["at_seconds"])
+            return passed["boot"] == _boot() and passed["node"] == self._node and 0.0 <= age_seconds < KEPT_SECONDS
         except (OSError, ValueError, KeyError, TypeError):
             return False  # none, or one of another version
 
     def _keep(self) -> None:
-        body = json.dumps({"node": self._node, "boot": _boot(), "at_seconds": self._clock()})
-        new = self._kept.with_suffix(f".{os.getpid()}")
+        text = json.dumps({"node": self._node, "boot": _boot(), "at_seconds": self._clock()})
+        temporary_path = self._kept.with_suffix(f".{os.getpid()}")
         try:
-            new.write_text(body)
-            new.replace(self._kept)
+            temporary_path.write_text(text)
+            temporary_path.replace(self._kept)
         except OSError as error:
             _log.info("that this node is well is not kept: %s", error)
 
@@ -102,35 +102,35 @@ class NodeTestProcess:
             text=True,
         )  # fmt: skip
         self._running.add(process.pid)
-        ended = ""
+        end_reason = ""
         try:
-            said, errors = process.communicate(timeout=LIMIT_SECONDS)
+            output, errors = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
-            ended = f"took longer than {LIMIT_SECONDS:g} s"
+            end_reason = f"took longer than {LIMIT_SECONDS:g} s"
             process.kill()
-            said, errors = process.communicate()
+            output, errors = process.communicate()
         finally:
             self._running.discard(process.pid)
-        if not ended and process.returncode < 0:
-            ended = f"was ended by signal {-process.returncode}"
+        if not end_reason and process.returncode < 0:
+            end_reason = f"was ended by signal {-process.returncode}"
         if errors:
             _log.info("the trial of this node said: %s", shorten(escape_control_characters(errors), 500))
-        return [*said.splitlines(), *([json.dumps({"ended": ended})] if ended else [])]
+        return [*output.splitlines(), *([json.dumps({"ended": end_reason})] if end_reason else [])]
 
 
 def _read(lines: Sequence[str]) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
-def _cut_off(told: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> str:
+def _cut_off(records: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> str:
     """Says how far the probe came."""
-    how = next((str(one["ended"]) for one in told if "ended" in one), "ended early")
-    done = join_names([str(one.get("name")) for one in trials]) if trials else "nothing"
-    return f"the trial of this node {how}, after {done}: what is left of it proves nothing, and the worker joins"
+    end_reason = next((str(record["ended"]) for record in records if "ended" in record), "ended early")
+    completed = join_names([str(record.get("name")) for record in results]) if results else "nothing"
+    return f"the trial of this node {end_reason}, after {completed}: what is left of it proves nothing, and the worker joins"
 
 
-def _rates(trials: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{one['name']} {one['rate']:.3g} {one['unit']}/s" for one in trials if one.get("rate"))
+def _rates(results: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{record['name']} {record['rate']:.3g} {record['unit']}/s" for record in results if record.get("rate"))
 
 
 def _boot() -> str:

@@ -70,21 +70,21 @@ class ExitCause:
     secondary: bool
 
 
-def first_cause(endings: Sequence[RankExit]) -> ExitCause:
+def first_cause(exits: Sequence[RankExit]) -> ExitCause:
     """Chooses the worker's first cause.
 
     The earliest error that is no echo, else a death without a report, else the earliest.
     """
-    told = sorted((e for e in endings if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
-    own = next((e for e in told if e.report is not None and not is_secondary(e.report)), None)
-    if own is not None:
-        return ExitCause(own.local, describe(own.code, own.report, own.oom), secondary=False)
-    silent = next((e for e in endings if e.report is None and e.code not in (None, 0)), None)
+    reported = sorted((e for e in exits if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
+    primary = next((e for e in reported if e.report is not None and not is_secondary(e.report)), None)
+    if primary is not None:
+        return ExitCause(primary.local, describe(primary.code, primary.report, primary.oom), secondary=False)
+    silent = next((e for e in exits if e.report is None and e.code not in (None, 0)), None)
     if silent is not None:
         return ExitCause(silent.local, describe(silent.code, None, silent.oom), secondary=False)
-    if told:
-        return ExitCause(told[0].local, describe(told[0].code, told[0].report), secondary=True)
-    return ExitCause(endings[0].local, "ended for an unknown reason", secondary=False)
+    if reported:
+        return ExitCause(reported[0].local, describe(reported[0].code, reported[0].report), secondary=True)
+    return ExitCause(exits[0].local, "ended for an unknown reason", secondary=False)
 
 
 def is_secondary(report: ErrorReport) -> bool:
@@ -113,10 +113,10 @@ def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str
 def read_report(text: str) -> ErrorReport | None:
     """Parses an error file: ours or torch's `@record`; None: neither."""
     try:
-        body = json.loads(text)
-        message = body["message"]
+        record = json.loads(text)
+        message = record["message"]
         if isinstance(message, str):
-            return ErrorReport(str(body["kind"]), message, float(body["at"]))
+            return ErrorReport(str(record["kind"]), message, float(record["at"]))
         extra = message["extraInfo"]
         kind, _, rest = str(message["message"]).partition(": ")
         return ErrorReport(kind, rest, float(extra["timestamp"]))
@@ -175,14 +175,14 @@ def oom_counts(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> 
     The machine's count is read where there is no container.
     """
     for killed, reached, name in _COUNTERS:
-        found = _count(system / killed, "oom_kill")
-        if found is not None:
-            return OomCounts(found, _count(system / reached, name))
+        kill_count = _count(system / killed, "oom_kill")
+        if kill_count is not None:
+            return OomCounts(kill_count, _count(system / reached, name))
     return OomCounts(_count(processes / "vmstat", "oom_kill") or 0)
 
 
 def oom_between(
-    before: OomCounts, after: OomCounts, left: MemoryHeadroom | None = None, kernel: Iterable[str] = ()
+    before: OomCounts, after: OomCounts, headroom: MemoryHeadroom | None = None, kernel: Iterable[str] = ()
 ) -> OomKill | None:
     """Explains OOM kills between two readings; None if there were none.
 
@@ -194,75 +194,75 @@ def oom_between(
     """
     if after.kills <= before.kills:
         return None
-    left = read_headroom() if left is None else left
-    own = left.limit if left is not None else None
-    reached = own is not None and (after.limit_hits is None or after.limit_hits > (before.limit_hits or 0))
-    limit = _limit_in_kernel_log(kernel) or ("limit" if reached else "node")
-    if left is None or own is None:
-        said = "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
-        return OomKill(limit, f"the kernel's OOM killer: {said}")
-    use = f"{format_bytes(left.used)} of it are in use now"
+    headroom = read_headroom() if headroom is None else headroom
+    limit_bytes = headroom.limit if headroom is not None else None
+    is_limit_reached = limit_bytes is not None and (after.limit_hits is None or after.limit_hits > (before.limit_hits or 0))
+    limit = _limit_in_kernel_log(kernel) or ("limit" if is_limit_reached else "node")
+    if headroom is None or limit_bytes is None:
+        detail = "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
+        return OomKill(limit, f"the kernel's OOM killer: {detail}")
+    usage_text = f"{format_bytes(headroom.used)} of it are in use now"
     if limit == "limit":
         remedy = "raise resources.limits.memory, or use less a rank"
         return OomKill(
-            limit, f"the kernel's OOM killer: the container's memory limit is {format_bytes(own)}, {use}; {remedy}"
+            limit, f"the kernel's OOM killer: the container's memory limit is {format_bytes(limit_bytes)}, {usage_text}; {remedy}"
         )
-    said = f"the node's memory was used up; the container's own limit of {format_bytes(own)} was not reached, {use}"
-    return OomKill(limit, f"the kernel's OOM killer: {said}")
+    detail = f"the node's memory was used up; the container's own limit of {format_bytes(limit_bytes)} was not reached, {usage_text}"
+    return OomKill(limit, f"the kernel's OOM killer: {detail}")
 
 
-def injected_kill(word: Path | None) -> OomKill | None:
+def injected_kill(path: Path | None) -> OomKill | None:
     """The kill that `surefoot local --fault oom` made, told once; None: none.
 
     `word` names the memory group that a trainer was put into, whose own counters say whether the kernel ended it there, or
     why SIGKILL had to stand in.
     """
-    if word is None or not word.exists():
+    if path is None or not path.exists():
         return None
-    told = json.loads(word.read_text(encoding="utf-8"))
-    if why := told["stands_in"]:
+    injection = json.loads(path.read_text(encoding="utf-8"))
+    if why := injection["stands_in"]:
         text = f"the kernel's OOM killer, for which SIGKILL stands in here ({why})"
     else:
-        group = Path(told["group"])
+        group = Path(injection["group"])
         if not (_count(group / "memory.events", "oom_kill") or _count(group / "memory.oom_control", "oom_kill")):
             return None  # this end is another's
         text = "the kernel's OOM killer: the limit of the memory group that it was put into was reached"
-    word.unlink()
+    path.unlink()
     return OomKill("limit", text)
 
 
-def limit_of(blamed: RankExit | None, kill: OomKill | None) -> Limit:
+def limit_of(failed: RankExit | None, kill: OomKill | None) -> Limit:
     """Whose memory ended this rank; empty: its end has another cause.
 
     The counters tell that something was killed, not who: only a rank that was killed, or says that a process of its own
     was, is taken for it.
     """
-    if kill is None or blamed is None:
+    if kill is None or failed is None:
         return ""
-    killed = blamed.report is None and blamed.code == -signal.SIGKILL
-    lost_child = blamed.report is not None and _CHILD.search(blamed.report.message) is not None
-    return kill.limit if killed or lost_child else ""
+    was_killed = failed.report is None and failed.code == -signal.SIGKILL
+    lost_child = failed.report is not None and _CHILD.search(failed.report.message) is not None
+    return kill.limit if was_killed or lost_child else ""
 
 
 def _limit_in_kernel_log(lines: Iterable[str]) -> Limit:
     """Whose limit the kernel's own lines name; empty: none, or several."""
-    found: set[Limit] = set()
+    limits: set[Limit] = set()
     for line in lines:
         match = _KILL.search(line)
         if match is None:
             continue
         constraint, group = match.group(1), match.group(2) or ""
-        above = constraint == "CONSTRAINT_MEMCG" and not _NODES_GROUPS.fullmatch(group)
-        found.add("limit" if above else "node")
-    return found.pop() if len(found) == 1 else ""
+        is_own_limit = constraint == "CONSTRAINT_MEMCG" and not _NODES_GROUPS.fullmatch(group)
+        limits.add("limit" if is_own_limit else "node")
+    return limits.pop() if len(limits) == 1 else ""
 
 
 def _count(path: Path, name: str) -> int | None:
     """The number behind `name`, or that of a file of one number."""
     try:
         for line in path.read_text().splitlines():
-            word, _, number = line.rpartition(" ")
-            if word == name:
+            key, _, number = line.rpartition(" ")
+            if key == name:
                 return int(number)
     except (OSError, ValueError):
         pass  # another kind of machine: the next place is looked at

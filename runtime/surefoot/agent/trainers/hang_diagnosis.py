@@ -38,11 +38,11 @@ class Frame:
         return f"{self.function} ({'/'.join(self.file.split('/')[-2:])}:{self.line})"
 
 
-def summarize_stacks(taken: Sequence[CapturedStack]) -> str:
+def summarize_stacks(captured: Sequence[CapturedStack]) -> str:
     """Lists groups of ranks with one stack, smallest first, in LONGEST characters."""
     groups: dict[str, list[int]] = {}
-    for one in taken:
-        groups.setdefault(one.why or _place(main_thread(one.text)), []).append(one.rank)
+    for stack in captured:
+        groups.setdefault(stack.why or _place(main_thread(stack.text)), []).append(stack.rank)
     lines = [
         f"{_ranks_text(ranks)}: {place[:_MAX_GROUP_CHARACTERS]}"
         for place, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
@@ -50,17 +50,17 @@ def summarize_stacks(taken: Sequence[CapturedStack]) -> str:
     return "\n".join(lines)[:MAX_STACKS_CHARACTERS]
 
 
-def rank_stacks(taken: Sequence[CapturedStack]) -> tuple[RankStack, ...]:
+def rank_stacks(captured: Sequence[CapturedStack]) -> tuple[RankStack, ...]:
     """Groups ranks by their whole main thread.
 
     Empty if some rank gave no stack, which proves nothing.
     """
     groups: dict[tuple[Frame, ...], list[int]] = {}
-    for one in taken:
-        frames = main_thread(one.text)
-        if one.why or not frames:
+    for stack in captured:
+        frames = main_thread(stack.text)
+        if stack.why or not frames:
             return ()
-        groups.setdefault(frames, []).append(one.rank)
+        groups.setdefault(frames, []).append(stack.rank)
     return tuple(
         RankStack(tuple(ranks), _digest(frames), _place(frames)[:_MAX_GROUP_CHARACTERS], _waits(frames))
         for frames, ranks in sorted(groups.items(), key=lambda group: group[1])
@@ -82,8 +82,8 @@ def main_thread(text: str) -> tuple[Frame, ...]:
     for line in text.splitlines():
         if _THREAD.match(line):
             frames = []
-        elif (found := _FRAME.match(line)) is not None:
-            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+        elif (match := _FRAME.match(line)) is not None:
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
     return tuple(frames)
 
 
@@ -91,13 +91,13 @@ def _place(frames: tuple[Frame, ...]) -> str:
     if not frames:
         return "it runs no Python code"
     inner = frames[0]
-    own = next((frame for frame in frames if not any(part in frame.file for part in _NOT_THE_USERS)), None)
-    return f"in {inner}" if own is None or own == inner else f"in {inner}, called by {own}"
+    user_frame = next((frame for frame in frames if not any(part in frame.file for part in _NOT_THE_USERS)), None)
+    return f"in {inner}" if user_frame is None or user_frame == inner else f"in {inner}, called by {user_frame}"
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _MAX_STACK_RANKS} more" if len(ranks) > _MAX_STACK_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MAX_STACK_RANKS]))}{more}"
+    unlisted_text = f" and {len(ranks) - _MAX_STACK_RANKS} more" if len(ranks) > _MAX_STACK_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MAX_STACK_RANKS]))}{unlisted_text}"
 
 
 # ---- collectives of a hang -------------------------------------------------------------------------------------------
@@ -126,36 +126,36 @@ class CollectiveQuery:
     _awaited: frozenset[int] = frozenset()
     _complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def query_ranks(self, epoch: int, ranks: Iterable[int]) -> Answers:
+    async def query_ranks(self, generation: int, ranks: Iterable[int]) -> Answers:
         """Returns what each rank says within the time.
 
         Of a rank that did not answer it says why it may not have.
         """
-        wanted = frozenset(ranks)
+        queried = frozenset(ranks)
         self._request += 1
-        self._answers, self._awaited = {}, wanted & self.attached(epoch)
+        self._answers, self._awaited = {}, queried & self.attached(generation)
         self._complete.clear()
         answers, request, awaited = self._answers, self._request, self._awaited
         for rank in awaited:
-            self.tell(epoch, rank, RequestCollectives(request))
+            self.tell(generation, rank, RequestCollectives(request))
         if awaited:
             try:
                 async with asyncio.timeout(TAKE_SECONDS):
                     await self._complete.wait()
             except TimeoutError:
                 pass  # said below, of whoever is missing
-        late = f"it did not say within {TAKE_SECONDS:g} s: it holds the GIL, or is stopped"
-        alone = "it cannot say: it has made no Checkpointer"
+        late_reason = f"it did not say within {TAKE_SECONDS:g} s: it holds the GIL, or is stopped"
+        unattached_reason = "it cannot say: it has made no Checkpointer"
         return {
-            rank: answers.get(rank, CollectivesReport(request, (), (), late if rank in awaited else alone))
-            for rank in sorted(wanted)
+            rank: answers.get(rank, CollectivesReport(request, (), (), late_reason if rank in awaited else unattached_reason))
+            for rank in sorted(queried)
         }
 
-    def add_reply(self, rank: int, told: CollectivesReport) -> None:
+    def add_reply(self, rank: int, report: CollectivesReport) -> None:
         """Takes an answer; one to an earlier question is too late."""
-        if told.request != self._request:
+        if report.request != self._request:
             return
-        self._answers[rank] = told
+        self._answers[rank] = report
         if self._awaited <= self._answers.keys():
             self._complete.set()
 
@@ -165,31 +165,31 @@ def collectives_of(answers: Answers) -> tuple[Collective, ...]:
 
     Nothing if some rank said nothing, which proves nothing.
     """
-    if not all(told.collectives for told in answers.values()):
+    if not all(report.collectives for report in answers.values()):
         return ()
     ranks: dict[Collective, list[int]] = {}
-    for rank, told in sorted(answers.items()):
-        for one in told.collectives:
-            ranks.setdefault(replace(one, ranks=()), []).append(rank)
-    return tuple(replace(one, ranks=tuple(of)) for one, of in ranks.items())
+    for rank, report in sorted(answers.items()):
+        for collective in report.collectives:
+            ranks.setdefault(replace(collective, ranks=()), []).append(rank)
+    return tuple(replace(collective, ranks=tuple(ranks_in)) for collective, ranks_in in ranks.items())
 
 
 def summarize_collectives(answers: Answers) -> str:
     """Lists groups of ranks, smallest first, in LONGEST characters."""
     groups: dict[str, list[tuple[int, float]]] = {}
-    for rank, told in sorted(answers.items()):
-        waits = [(one, seconds) for one, seconds in zip(told.collectives, told.seconds, strict=False) if one.waits]
-        last = min(zip(told.collectives, told.seconds, strict=False), key=lambda one: one[1], default=None)
-        if waits:
-            words, seconds = "waits in " + ", ".join(str(one) for one, _ in waits), waits[0][1]
-        elif last is not None:
-            words, seconds = f"in no collective, the last: {last[0]}", last[1]
+    for rank, report in sorted(answers.items()):
+        waiting_in = [(collective, seconds) for collective, seconds in zip(report.collectives, report.seconds, strict=False) if collective.waits]
+        newest = min(zip(report.collectives, report.seconds, strict=False), key=lambda collective: collective[1], default=None)
+        if waiting_in:
+            description, seconds = "waits in " + ", ".join(str(collective) for collective, _ in waiting_in), waiting_in[0][1]
+        elif newest is not None:
+            description, seconds = f"in no collective, the last: {newest[0]}", newest[1]
         else:
-            words, seconds = f"collective unknown: {told.reason}", -1.0
-        groups.setdefault(words[:_MAX_RANK_CHARACTERS], []).append((rank, seconds))
+            description, seconds = f"collective unknown: {report.reason}", -1.0
+        groups.setdefault(description[:_MAX_RANK_CHARACTERS], []).append((rank, seconds))
     lines = [
-        f"{_ranks_prefix([rank for rank, _ in ranks])} {words}{_since(min(seconds for _, seconds in ranks))}"
-        for words, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+        f"{_ranks_prefix([rank for rank, _ in ranks])} {description}{_since(min(seconds for _, seconds in ranks))}"
+        for description, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return "\n".join(lines)[:MAX_COLLECTIVES_CHARACTERS]
 

@@ -54,12 +54,12 @@ class LogRateLimit:
         self._lines += lines
         self._bytes += size
 
-    def overflow(self, now: float, last: bool = False) -> str | None:
+    def overflow(self, now: float, is_final: bool = False) -> str | None:
         """Reports lines left out since the last report; None: nothing to report.
 
         At most every `say_seconds`, unless it is the `last`.
         """
-        if not self._bytes or (now - self._reported_seconds < self.report_seconds and not last):
+        if not self._bytes or (now - self._reported_seconds < self.report_seconds and not is_final):
             return None
         text = (
             f"{self._lines} lines ({self._bytes} bytes) are not shown here: the trainers of this worker print more than "
@@ -144,19 +144,19 @@ class LogForwarder:
 
     def _run(self) -> None:
         followed: dict[Path, _ForwardedLog] = {}
-        ended: collections.deque[_ForwardedLog] = collections.deque(maxlen=_ENDED)
+        finished: collections.deque[_ForwardedLog] = collections.deque(maxlen=_ENDED)
         while True:
-            order = self._next(_POLL_SECONDS if followed else None)
-            match order:
+            request = self._next(_POLL_SECONDS if followed else None)
+            match request:
                 case _ForwardedLog(path=path):
-                    followed[path] = order
+                    followed[path] = request
                 case _Unfollow(path):
                     entry = followed.pop(path, None)
                     if entry is not None:
                         self._to_the_end(entry)
-                        ended.append(entry)
+                        finished.append(entry)
                 case _ShowTail(path, prefix):
-                    if any(entry.cut and entry.path == path for entry in (*followed.values(), *ended)):
+                    if any(entry.cut and entry.path == path for entry in (*followed.values(), *finished)):
                         self._show(_last_lines(path), prefix)
                 case _End():
                     for entry in followed.values():
@@ -200,9 +200,9 @@ class LogForwarder:
 
     def _limited(self, entry: _ForwardedLog, lines: list[bytes]) -> None:
         now = time.monotonic()
-        shown = [line for line in lines if self.flow.admit(len(entry.prefix) + len(line) + 1, now)]
-        entry.cut = entry.cut or len(shown) < len(lines)
-        self._show([line.decode(errors="replace") for line in shown], entry.prefix)
+        admitted = [line for line in lines if self.flow.admit(len(entry.prefix) + len(line) + 1, now)]
+        entry.cut = entry.cut or len(admitted) < len(lines)
+        self._show([line.decode(errors="replace") for line in admitted], entry.prefix)
 
     def _show_overflow(self, last: bool = False) -> None:
         text = self.flow.overflow(time.monotonic(), last)

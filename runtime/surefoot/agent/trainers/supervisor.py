@@ -82,10 +82,10 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
     """
     assign = place.assign
     host, _, port = place.store.rpartition(":")
-    kept = {name: value for name, value in base.items() if name not in _OWN_TO_AGENT}
+    environment = {name: value for name, value in base.items() if name not in _OWN_TO_AGENT}
     # as torchrun does: several ranks with a thread per core each would only fight; set it in the template to differ
-    kept.setdefault("OMP_NUM_THREADS", "1")
-    return kept | {
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment | {
         "RANK": str(assign.first_rank + place.local),
         "LOCAL_RANK": str(place.local),
         "WORLD_SIZE": str(assign.world_size),
@@ -99,7 +99,7 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
         "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": str(assign.generation),
         "TORCHELASTIC_MAX_RESTARTS": str(place.restarts_allowed),
-        "TORCHELASTIC_RUN_ID": kept.get("SUREFOOT_JOB_UID", "surefoot"),
+        "TORCHELASTIC_RUN_ID": environment.get("SUREFOOT_JOB_UID", "surefoot"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": place.error_file,
         "SUREFOOT_AGENT_SOCKET": place.socket,
@@ -151,18 +151,18 @@ _POLL_SECONDS = 0.01
 class OrphanReaper:
     """Treats every child process that is not in `own` as an orphan."""
 
-    def __init__(self, own: Callable[[], set[int]]) -> None:
-        self._own = own
+    def __init__(self, own_pids: Callable[[], set[int]]) -> None:
+        self._own = own_pids
 
     def reap(self) -> set[int]:
         """Buries the dead ones; those that live."""
         living: set[int] = set()
         for pid in children(os.getpid()) - self._own():
             try:
-                dead, _ = os.waitpid(pid, os.WNOHANG)
+                ended_pid, _ = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 continue
-            if not dead:
+            if not ended_pid:
                 living.add(pid)
         return living
 
@@ -260,9 +260,9 @@ class TrainerSupervisor:
             self.forwarder.start_forwarding(entry.log, entry.rank)
             self._watch(assign.generation, local, running)
 
-    def kill(self, epoch: int) -> None:
+    def kill(self, generation: int) -> None:
         """Kills every trainer of this epoch, also those being forked."""
-        self._killed = max(self._killed, epoch)
+        self._killed = max(self._killed, generation)
         for entry in self._running.values():
             if entry.child is not None:
                 entry.child.kill()
@@ -275,35 +275,35 @@ class TrainerSupervisor:
         Returns:
             Lines for people, and the same for comparison: None where some rank gave no stack.
         """
-        living = [e for e in self._running.values() if e.child is not None and e.code is None]
-        (*taken,), answers = await asyncio.gather(
-            asyncio.gather(*(stacks.capture_stack(e.rank, e.child.pid, e.stacks_file) for e in living if e.child)),
-            self.inquiry.query_ranks(self._generation, [e.rank for e in living]),
+        running = [e for e in self._running.values() if e.child is not None and e.code is None]
+        (*captured,), answers = await asyncio.gather(
+            asyncio.gather(*(stacks.capture_stack(e.rank, e.child.pid, e.stacks_file) for e in running if e.child)),
+            self.inquiry.query_ranks(self._generation, [e.rank for e in running]),
         )
-        calls = hang_diagnosis.summarize_collectives(answers)
-        self._log_stacks(taken, living, calls)
-        places = rank_stacks(taken)
-        waiting = {rank for place in places if place.waiting for rank in place.ranks}
-        pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
-        look = HangObservation(time.monotonic(), places, activity_of(pids), hang_diagnosis.collectives_of(answers))
-        return f"{summarize_stacks(taken)}\n{calls}", look if places else None
+        collectives = hang_diagnosis.summarize_collectives(answers)
+        self._log_stacks(captured, running, collectives)
+        stack_groups = rank_stacks(captured)
+        waiting = {rank for group in stack_groups if group.waiting for rank in group.ranks}
+        pids = [(entry.child.pid, entry.rank in waiting) for entry in running if entry.child is not None]
+        observation = HangObservation(time.monotonic(), stack_groups, activity_of(pids), hang_diagnosis.collectives_of(answers))
+        return f"{summarize_stacks(captured)}\n{collectives}", observation if stack_groups else None
 
-    def _log_stacks(self, taken: Sequence[stacks.CapturedStack], living: Sequence[_LocalTrainer], calls: str) -> None:
+    def _log_stacks(self, captured: Sequence[stacks.CapturedStack], running: Sequence[_LocalTrainer], collectives: str) -> None:
         logged = False
-        for one, entry in zip(taken, living, strict=True):
-            where = one.why or "\n  ".join(map(str, main_thread(one.text)[:_MAX_FRAMES]))
-            if entry.stood == where:
+        for stack, entry in zip(captured, running, strict=True):
+            stack_text = stack.why or "\n  ".join(map(str, main_thread(stack.text)[:_MAX_FRAMES]))
+            if entry.stood == stack_text:
                 continue
-            entry.stood, logged = where, True
+            entry.stood, logged = stack_text, True
             _log.warning(
                 "rank %d makes no progress, its main thread: %s; in full: %s",
-                one.rank,
-                where,
+                stack.rank,
+                stack_text,
                 entry.stacks_file,
-                extra={"rank": one.rank, "generation": self._generation},
+                extra={"rank": stack.rank, "generation": self._generation},
             )
         if logged:
-            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"generation": self._generation})
+            _log.warning("collectives: %s", collectives.replace("\n", "; "), extra={"generation": self._generation})
 
     async def close(self) -> None:
         self.kill(self._generation)
@@ -318,7 +318,7 @@ class TrainerSupervisor:
         finally:
             os.close(output)
 
-    def _watch(self, epoch: int, local: int, running: dict[int, _LocalTrainer]) -> None:
+    def _watch(self, generation: int, local: int, running: dict[int, _LocalTrainer]) -> None:
         async def watch() -> None:
             child = running[local].child
             assert child is not None
@@ -327,26 +327,26 @@ class TrainerSupervisor:
             if all(entry.code is not None for entry in running.values()):
                 # the last one: what the ranks started themselves goes with them, before anybody says "stopped"
                 await self.orphans.kill_all()
-            self._ended(epoch, local, running, code)
+            self._ended(generation, local, running, code)
 
         task = asyncio.create_task(watch())
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    def _ended(self, epoch: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
+    def _ended(self, generation: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
         entry = running[local]
         entry.code = code
         self.forwarder.stop_forwarding(entry.log)
-        if code == 0 or self._killed >= epoch:
-            self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
+        if code == 0 or self._killed >= generation:
+            self.on_exit(TrainerExited(generation, local, code, f"exit code {code}"))
             return
         cause, oom = self._cause(running)
         if not self._blamed:
             self._blamed = True
             self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
-        first = running[cause.local].rank
-        _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "generation": epoch})
-        self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local, oom))
+        failed_rank = running[cause.local].rank
+        _log.warning("rank %d exited: %s", failed_rank, cause.text, extra={"rank": failed_rank, "generation": generation})
+        self.on_exit(TrainerExited(generation, local, code, cause.text, cause.secondary, cause.local, oom))
 
     def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[ExitCause, Limit]:
         """The first cause, and whose memory it was where it is the OOM killer's."""
@@ -354,10 +354,10 @@ class TrainerSupervisor:
             self._kernel_lines += self._kernel.lines()
         self._injected = self._injected or injected_kill(fault_file("oom"))
         kill = self._injected or oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
-        told = kill.text if kill is not None else ""
-        endings = [RankExit(local, entry.code, _report(entry.error_file), told) for local, entry in running.items()]
-        cause = first_cause(endings)
-        return cause, limit_of(next((e for e in endings if e.local == cause.local), None), kill)
+        oom_text = kill.text if kill is not None else ""
+        exits = [RankExit(local, entry.code, _report(entry.error_file), oom_text) for local, entry in running.items()]
+        cause = first_cause(exits)
+        return cause, limit_of(next((e for e in exits if e.local == cause.local), None), kill)
 
     def _forget_kernel_log(self) -> None:
         if self._kernel is not None:
