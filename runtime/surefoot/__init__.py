@@ -1,7 +1,7 @@
 """Exports the names that a training script imports.
 
-Names are looked up when first used (PEP 562): `import surefoot` alone loads neither torch nor anything heavy, so that
-agent and operator can import rooms of this package without torch.
+Names are imported at first use (PEP 562): `import surefoot` alone loads neither torch nor other heavy packages, so that
+agent and operator can import parts of this package without torch.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """Reads the installed version, so that no second place keeps it."""
+    """Reads the version from the installed package's metadata, so that it is recorded in one place only."""
     from importlib import metadata
 
     try:
         return metadata.version("surefoot")
     except metadata.PackageNotFoundError:
-        return "0+unknown"  # a source tree on the path alone
+        return "0+unknown"  # a source tree that is not installed
 
 
 def __dir__() -> list[str]:

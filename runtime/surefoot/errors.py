@@ -7,18 +7,15 @@ from __future__ import annotations
 
 
 class SurefootError(Exception):
-    """Anything the runtime raises on purpose."""
+    """Base class of the errors that the runtime raises on purpose."""
 
 
 class ProtocolError(SurefootError):
-    """A message or record cannot be read by this version.
-
-    Or it belongs to somebody else.
-    """
+    """This version cannot read a message or record, or it belongs to another job."""
 
 
 class OutOfBounds(ProtocolError):
-    """A foreign record has a number or size that nothing may be sized by.
+    """A record from outside this process has a number or size beyond its bound.
 
     Names the record, the field and its bound; the bounds are in `protocol.bounds`.
     """
@@ -31,45 +28,30 @@ class OutOfBounds(ProtocolError):
 
 
 class Fenced(SurefootError):
-    """A newer epoch rules the job, so a write was refused.
-
-    Final for this epoch: stop writing.
-    """
+    """A store rejected a write, since a newer generation of the job has fenced it; this generation must stop writing."""
 
 
 class TierError(SurefootError):
-    """A tier could not do a call: away, full, too slow.
-
-    The save is lost, the training is not.
-    """
+    """A call to a tier failed, as when it is unreachable, full or too slow; the save is lost, the training continues."""
 
 
 class TierUnavailable(TierError):
-    """The tier did not answer in time, or its line broke.
-
-    What it has is unknown, never empty.
-    """
+    """The tier did not answer in time, or the connection broke; its contents are unknown, not empty."""
 
 
 class ObjectRefused(TierUnavailable):
-    """The tier answers, and gives an error for this one object.
+    """The tier answers, but reports an error for this object: a bad sector, a wrong file mode, a denied key.
 
-    A bad sector, a wrong mode, a denied key; or all of its objects are refused, which only a look at others tells.
+    It may reject all objects; only calls for others show that.
     """
 
 
 class AccessDenied(TierUnavailable):
-    """The tier answers and refuses this password or authority.
-
-    It lives; what it has is unknown.
-    """
+    """The tier answers, but rejects the password or certificate authority; its contents are unknown."""
 
 
 class ServerPrefaulting(TierUnavailable):
-    """A holder has just started, and its memory is being touched.
-
-    It holds nothing yet. Ask again in a moment.
-    """
+    """A memory server has just started and prefaults its memory; it is empty, and can be used in a moment."""
 
     def __init__(self, text: str, instance: str) -> None:
         super().__init__(text)
@@ -77,53 +59,40 @@ class ServerPrefaulting(TierUnavailable):
 
 
 class CopyUnsupported(TierError):
-    """A tier does not copy within itself, and takes what is sent.
+    """The tier cannot copy its own data, but accepts the data if it is sent.
 
-    A server that speaks less than Redis or S3 do, or an account that may not read what is copied.
+    Its server lacks a command of Redis or S3, or the account may not read the source of the copy.
     """
 
 
 class SaveExists(TierError):
-    """Another save is committed under the same name, and stays as it is.
-
-    Final: names both.
-    """
+    """Another save is already committed under this name and stays unchanged; the message names both."""
 
 
 class TierFull(TierError):
-    """The tier has no room left. Saving resumes when it has."""
+    """The tier is full; saves continue when it has free space."""
 
 
 class StagingMemoryUnavailable(SurefootError):
-    """There is no memory to stage saves in.
-
-    The training goes on unprotected; each due save asks again.
-    """
+    """There is no memory for staging saves; the training continues without, and each due save requests memory again."""
 
 
 class InvalidServerReply(TierError):
-    """A holder answered what no holder answers.
-
-    One of its keys was overwritten or damaged. Restarting it empties it.
-    """
+    """A memory server's reply is invalid, since one of its keys was overwritten or damaged; a restart empties it."""
 
 
 class ChunkMissing(TierError):
-    """The tier answered, and does not have what was asked for."""
+    """The tier answered, but does not have the requested chunk."""
 
 
 class Corrupt(SurefootError):
-    """Bytes do not match their digest.
-
-    Names the chunk and the copy; another copy may be good.
-    """
+    """Bytes do not match their digest; the message names the chunk and the copy, and another copy may be intact."""
 
 
 class Unreadable(SurefootError):
-    """No copy of a needed range is good.
+    """No copy of a needed range can be read.
 
-    Every copy answered and failed verification or lacks a part, or (`absent`) every place answered and no index names
-    one any more.
+    Every copy failed verification or lacks a part; or, if `absent`, every tier answered and no index lists a copy.
     """
 
     def __init__(self, text: str, absent: bool = False) -> None:
@@ -132,13 +101,13 @@ class Unreadable(SurefootError):
 
 
 class OtherWriter(SurefootError):
-    """Another program writes to the same job's folder, and has not ended."""
+    """Another running program writes to the same job's folder."""
 
 
 class LastStepNotSaved(SurefootError):
-    """A program without an agent ended, and its last step is in no checkpoint.
+    """A program without an agent ended, and no checkpoint contains its last step.
 
-    `step` is the one that was to be saved, `saved_step` the newest that this rank's saves reached; 0: none.
+    `step` is that step, `saved_step` the newest step that this rank saved; 0: none.
     """
 
     def __init__(self, step: int, saved_step: int, cause: str) -> None:
@@ -148,21 +117,12 @@ class LastStepNotSaved(SurefootError):
 
 
 class StateMismatch(SurefootError):
-    """Checkpoint and program disagree about a name, shape or dtype.
-
-    An application failure, not a fallback.
-    """
+    """Checkpoint and program differ in a name, shape or dtype; this is an error of the program and nothing is restored."""
 
 
 class StateNotRestorable(SurefootError):
-    """The program holds state that no restore could bring back.
-
-    Names the object, the key and what to do about it.
-    """
+    """The program has state that cannot be restored; the message names the object, the key and the remedy."""
 
 
 class ConfigurationError(SurefootError):
-    """A setting is not possible.
-
-    Names the setting, its value and what is allowed.
-    """
+    """A setting is invalid; the message names it, its value and the allowed values."""

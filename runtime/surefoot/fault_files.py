@@ -1,7 +1,7 @@
-"""Finds what `surefoot local` tells a process to do to itself.
+"""Finds the faults that `surefoot local` requests from a process.
 
-Standard library only, as trials of nodes begin in a moment. What nothing outside of a process can do to it, the process does
-itself where it is told: by a file of the fault's kind and the node's name. On a cluster nobody sets the folder.
+Some faults cannot be injected from outside, so the process injects them itself when a file with the fault's kind and the
+node's name exists. On a cluster the folder is not set. Standard library only, since node tests must start fast.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from pathlib import Path
 
 
 def fault_file(kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this node's processes look for it; None outside of `surefoot local`."""
+    """Returns the path of the file that requests this fault on this node; None outside of `surefoot local`."""
     folder, node = environment.get("SUREFOOT_INJECTED_FAULTS_FOLDER"), environment.get("SUREFOOT_NODE")
     return Path(folder, f"{kind}-{node}") if folder and node else None
 
 
 def is_fault_requested(kind: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this node's processes shall do it now."""
+    """Whether this node's processes are requested to inject this fault now."""
     path = fault_file(kind, environment)
     return path is not None and path.exists()
 
 
 def consume_fault(path: Path | None) -> str | None:
-    """Takes the word away and returns what it says.
-
-    None: there is none, or another process of this node was faster.
-    """
+    """Removes a fault's file and returns its text; None: there is none, or another process of this node took it."""
     if path is None or not path.exists():
         return None
     consumed_path = path.with_name(f"{path.name}.taken-{os.getpid()}")

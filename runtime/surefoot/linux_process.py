@@ -1,8 +1,8 @@
-"""Identifies, signals, binds and collects processes.
+"""Identifies, signals and reaps processes, and ties their lives to a parent's.
 
-Reads /proc and asks the kernel (Linux); standard library only, as a zygote and a node's leader must begin in a moment.
-A pid alone names nobody: the kernel gives it out again. Whether a process is *stopped* is never asked here: on a
-cluster nobody could see it either, silence alone has to tell.
+Reads /proc and calls the kernel (Linux). Standard library only, since the fork server must start fast. A pid alone does
+not identify a process, since the kernel reuses it; ProcessIdentity does. Whether a process is *stopped* (SIGSTOP) is never
+used for decisions: on a cluster it would not be visible either, only missing heartbeats are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
-"""Its number as a system call: glibc has a function of this name only since 2.30, musl has none."""
+"""Number of the tgkill system call: glibc has a function for it only since 2.30, musl has none."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,10 +40,7 @@ class ProcessIdentity:
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
-    """Identifies the live process of a pid.
-
-    None where there is none, or it has ended and only waits to be reaped.
-    """
+    """Identifies the running process with a pid; None: there is none, or it has ended and waits to be reaped."""
     fields = _stat(pid)
     if fields is None or _has_ended(fields):
         return None
@@ -57,32 +54,32 @@ def this_process() -> ProcessIdentity:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether exactly this process still is."""
+    """Whether exactly this process still runs."""
     return identity_of(identity.pid) == identity
 
 
 def state_of(pid: int) -> str:
-    """Reads the kernel's letter for a process' state; empty: none."""
+    """Reads the kernel's letter for a process's state (R, S, T, Z …); empty: there is no such process."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
 
 def group_of(pid: int) -> int | None:
-    """The process group of `pid`."""
+    """Returns the process group of `pid`; None: the process has ended."""
     fields = _stat(pid)
     return None if fields is None or _has_ended(fields) else int(fields[2])
 
 
 def parent_of(pid: int) -> int:
-    """Reads a process' parent; 0: none, or there is no such process."""
+    """Reads the pid of a process's parent; 0: it has none, or there is no such process."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[1])
 
 
 def cpu_seconds(pid: int, reaped: bool = False) -> float:
-    """User and system time of a process, all threads; 0.0 if gone.
+    """Reads the user and system time of all threads of a process; 0.0: there is no such process.
 
-    `reaped`: with that of children it has collected.
+    `reaped`: include that of its reaped children.
     """
     fields = _stat(pid)
     return 0.0 if fields is None else sum(map(int, fields[11 : 15 if reaped else 13])) / _TICKS
@@ -93,24 +90,24 @@ def _stat(pid: int) -> list[str] | None:
         content = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # the command name stands in parentheses and may hold anything, also parentheses
+    # the command name is in parentheses and may contain any character, also parentheses
     return content.rpartition(")")[2].split()
 
 
 def _has_ended(fields: list[str]) -> bool:
-    # the kernel calls a process a zombie when its first thread has ended; the others may hold memory and ports yet
+    # a process is a zombie when its first thread has ended; other threads may still use memory and ports
     return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
 def members(group: int) -> list[int]:
-    """Lists the living processes of a process group."""
+    """Lists the pids of the running processes of a process group."""
     return [pid for pid in _all() if group_of(pid) == group]
 
 
 def with_environment(name: str, value: str) -> list[int]:
-    """Lists live processes of ours that were started with `name=value`.
+    """Lists the pids of this user's running processes that were started with `name=value` in their environment.
 
-    Whatever group each is in: a crashed run leaves several.
+    It finds them in all process groups, since a crashed run leaves several.
     """
     variable = f"{name}={value}".encode()
     pids = []
@@ -118,7 +115,7 @@ def with_environment(name: str, value: str) -> list[int]:
         try:
             content = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
+            continue  # it has just ended, or belongs to another user
         if variable in content.split(b"\0") and identity_of(pid) is not None:
             pids.append(pid)
     return pids
@@ -129,13 +126,15 @@ def _all() -> list[int]:
 
 
 def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signals exactly this process; False if it is gone."""
+    """Sends a signal to exactly this process; returns False if it has ended."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return False
     try:
-        if not is_alive(identity):  # asked after the descriptor was opened: the number cannot be used again now
+        if not is_alive(
+            identity
+        ):  # checked after the pidfd was opened: from then on the pid cannot refer to another process
             return False
         signal.pidfd_send_signal(descriptor, number)
         return True
@@ -146,19 +145,18 @@ def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 def send_group(group: int, number: signal.Signals) -> None:
-    """Signals a whole process group; one that is gone is success."""
+    """Sends a signal to a whole process group; does nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 def send_main_thread(pid: int, number: int) -> None:
-    """Signals the main thread of a process, and no other.
+    """Sends a signal to the main thread of a process; a signal to the process may be handled by any thread.
 
-    A signal to the process goes to any thread that does not block it. On other processors than x86-64 and arm64 it is
-    sent to the process, of which the kernel prefers the main thread.
+    On processors other than x86-64 and arm64 it is sent to the process, where the kernel prefers the main thread.
 
     Raises:
-        ProcessLookupError: it has ended.
+        ProcessLookupError: The process has ended.
     """
     if _TGKILL is None:
         os.kill(pid, number)
@@ -168,27 +166,24 @@ def send_main_thread(pid: int, number: int) -> None:
 
 
 def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send this process `number` when its parent thread ends.
+    """Has the kernel send this process a signal when its parent thread ends; exits at once if `parent` already has.
 
-    Ends it at once if `parent` already has. Survives exec, not fork.
+    The setting survives exec, but not fork.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed: this process could outlive its parent")
-    if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
+    if os.getppid() != parent:  # the parent ended before prctl: no signal would ever come
         os._exit(1)
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of orphans among its descendants.
-
-    It has to collect them.
-    """
+    """Makes this process the parent of its descendants whose parents end; it must then reap them."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: descendants could escape")
 
 
 def children(pid: int) -> set[int]:
-    """Direct children, zombies included."""
+    """Returns the pids of a process's direct children, including zombies."""
     pids: set[int] = set()
     with contextlib.suppress(OSError):  # it has just ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -198,34 +193,32 @@ def children(pid: int) -> set[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Lists every process below this one."""
+    """Lists the pids of all descendants of a process."""
     return [below for child in sorted(children(pid)) for below in (child, *descendants(child))]
 
 
 def reap_orphans(owned_pids: set[int]) -> None:
-    """Collects ended children that nobody else waits for.
-
-    Stops at one that has an owner (`known`), which collects it.
-    """
+    """Reaps ended children that no other code waits for; stops at one of `owned_pids`, which its owner reaps."""
     while True:
         try:
             exit_info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
         if exit_info is None or exit_info.si_pid in owned_pids:
-            return  # its owner collects it, and then this is called again
+            return  # its owner reaps it, and then this is called again
         os.waitpid(exit_info.si_pid, os.WNOHANG)
 
 
 # ---- sockets ---------------------------------------------------------------------------------------------------------
-# Opens Unix sockets at paths longer than the kernel's 107 bytes.
+# Opens Unix sockets at paths longer than the 107 bytes that the kernel allows.
 
 LONGEST = 100
+"""Longest path in bytes that is used directly."""
 
 
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """Yields a name of the socket short enough to bind or connect."""
+    """Yields a path of the socket that is short enough to bind or connect."""
     if len(os.fsencode(path)) <= LONGEST:
         yield str(path)
         return

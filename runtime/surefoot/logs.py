@@ -1,7 +1,7 @@
 """Formats log records of all processes, as text or JSON.
 
-Text that others wrote must not drive the terminal of whoever reads it, and a line without keys cannot be found by the
-job or node it is about: every record carries `KEYS`, and each control character is written out.
+Text from outside must not control the reader's terminal, so each control character is escaped. Every record carries
+`KEYS`, by which log lines of a job or node can be found.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from surefoot.protocol.text import escape_control_characters
 VARIABLE = "SUREFOOT_LOG_FORMAT"
 FORMATS = ("text", "json")
 KEYS = ("namespace", "job", "worker", "rank", "generation", "node", "memory_server")
-"""What a record is about: of the whole process, or of one call by `extra=`."""
+"""Names of the objects that a record is about, set for the whole process or by `extra=` of one call."""
 
 
 class PlainFormatter(logging.Formatter):
-    """A log line, tracebacks and all, with each control character written out."""
+    """Formats a record as text, including tracebacks, and escapes each control character."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_control_characters(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object a line.
-
-    Time (UTC), level, logger, message, the keys that are known, exception.
-    """
+    """Formats a record as one line of JSON: time (UTC), level, logger, message, the keys with a value, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         body: dict[str, object] = {
@@ -47,10 +44,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class ProcessKeys(logging.Filter):
-    """Adds the keys of its process to each record.
-
-    Those that a call gave itself stay.
-    """
+    """Adds the keys of the process to each record; keys that the call set itself stay."""
 
     def __init__(self, keys: Mapping[str, object]) -> None:
         super().__init__()
@@ -64,29 +58,30 @@ class ProcessKeys(logging.Filter):
 
 
 def formatter_of(format_name: str, text: logging.Formatter) -> logging.Formatter:
-    """The formatter that SUREFOOT_LOG_FORMAT names.
+    """Returns the formatter that SUREFOOT_LOG_FORMAT names.
 
     Args:
-        form: the variable's value: `text`, `json`, or empty for text.
-        text: the formatter of text.
+        format_name: The variable's value: `text`, `json`, or empty for text.
+        text: The formatter to use for text.
 
     Raises:
-        ConfigurationError: it names another.
+        ConfigurationError: The value names no format.
     """
     if format_name not in ("", *FORMATS):
-        raise ConfigurationError(f"{VARIABLE} is {format_name!r}: one of {', '.join(FORMATS)} is needed")
+        raise ConfigurationError(f"{VARIABLE} is {format_name!r}: set it to one of {', '.join(FORMATS)}")
     return JsonFormatter() if format_name == "json" else text
 
 
 def configure_logging(
     environment: Mapping[str, str], text: str, dates: str | None = None, keys: Mapping[str, object] | None = None
 ) -> None:
-    """Sends this process' log to stderr.
+    """Sends this process's log to stderr.
 
     Args:
-        environment: SUREFOOT_LOG_LEVEL and SUREFOOT_LOG_FORMAT are read from it.
-        text: `logging`'s format of a line of text; `dates` that of its time.
-        keys: the `KEYS` of this process, for every record.
+        environment: Provides SUREFOOT_LOG_LEVEL and SUREFOOT_LOG_FORMAT.
+        text: Format of a text line, as for `logging`.
+        dates: Format of the time in a text line; None: that of `logging`.
+        keys: Values of the `KEYS` for every record of this process.
 
     Raises:
         ConfigurationError: SUREFOOT_LOG_FORMAT names no format.

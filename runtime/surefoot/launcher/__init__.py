@@ -1,1 +1,1 @@
-"""Starts trainers: forked from a warm process, or by exec."""
+"""Starts trainers: forked from a warm fork server, or by exec."""

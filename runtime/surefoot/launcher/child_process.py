@@ -1,4 +1,4 @@
-"""Watches one child process by pidfd: its death is seen at once."""
+"""Watches one child process by its pidfd, so that its exit is noticed at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import subprocess
 from collections.abc import Callable
 
 _CODE_SECONDS = 1.0
-"""How long after a death the exit code may take to come from whoever reaps, and may be dead itself."""
+"""How long to wait for the exit code from the process that reaps the child; if that has ended, SIGKILL is assumed."""
 _LIVING_SECONDS = 10.0
-"""How long it may take while whoever reaps lives: on a busy machine a second is nothing, and "killed" is a false word."""
+"""The same while the reaping process runs: on a busy machine it may be slow, and "killed" would be wrong."""
 
 
 class Child:
-    """`exited` resolves with the exit code (−N for signal N) once the process is dead.
+    """Watches a child; `exited` resolves with its exit code (−N for signal N) once it has ended.
 
-    `reaper_lives`: whether whoever reaps it can still tell the code.
+    `forget` is called with the pid then; `reaper_lives` returns whether the process that reaps it can still report the code.
     """
 
     def __init__(
@@ -29,45 +29,45 @@ class Child:
         self.pid = pid
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forget, self._reaper_lives = forget, reaper_lives
-        self._late: asyncio.TimerHandle | None = None
+        self._assumption_timer: asyncio.TimerHandle | None = None
         try:
             self._pidfd: int | None = os.pidfd_open(pid)
-        except ProcessLookupError:  # died and was reaped already: its code is on the way
+        except ProcessLookupError:  # it has ended and was reaped already: its code will be reported
             self._pidfd = None
-            self._await_code()
+            self._await_exit_code()
         else:
-            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
     def kill(self) -> None:
-        """SIGKILL; never anything gentler, because a gloo collective hears nothing gentler."""
+        """Sends SIGKILL, since a process inside a gloo collective handles no other signal."""
         if self._pidfd is not None and not self.exited.done():
             try:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it was faster
+                pass  # it has just ended
 
     def has_code(self, code: int) -> None:
-        """Sets the exit code that whoever reaped the child reports."""
-        if self._late is not None:
-            self._late.cancel()
+        """Sets the exit code, as reported by the process that reaped the child."""
+        if self._assumption_timer is not None:
+            self._assumption_timer.cancel()
         self._close()
         self._forget(self.pid)
         if not self.exited.done():
             self.exited.set_result(code)
 
-    def _died(self) -> None:
+    def _on_exit(self) -> None:
         self._close()
-        self._await_code()
+        self._await_exit_code()
 
-    def _await_code(self) -> None:
+    def _await_exit_code(self) -> None:
         loop = asyncio.get_running_loop()
-        self._late = loop.call_later(_CODE_SECONDS, self._assume, loop.time() + _LIVING_SECONDS)
+        self._assumption_timer = loop.call_later(_CODE_SECONDS, self._assume_killed, loop.time() + _LIVING_SECONDS)
 
-    def _assume(self, deadline_seconds: float) -> None:
-        """Without its reaper it was killed together with it; a reaper that lives is given time."""
+    def _assume_killed(self, deadline_seconds: float) -> None:
+        """Waits longer while the reaping process runs; else assumes that the child was killed together with it."""
         loop = asyncio.get_running_loop()
         if self._reaper_lives() and loop.time() < deadline_seconds:
-            self._late = loop.call_later(_CODE_SECONDS, self._assume, deadline_seconds)
+            self._assumption_timer = loop.call_later(_CODE_SECONDS, self._assume_killed, deadline_seconds)
         else:
             self.has_code(-int(signal.SIGKILL))
 
@@ -85,5 +85,5 @@ class OwnChild(Child):
         self._process = process
         super().__init__(process.pid, forget)
 
-    def _await_code(self) -> None:
+    def _await_exit_code(self) -> None:
         self.has_code(self._process.wait())

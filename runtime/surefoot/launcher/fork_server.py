@@ -1,8 +1,9 @@
-"""Imports everything once, stays single-threaded, and forks trainers and stores.
+"""Imports the frameworks once and forks trainers and stores from this warm process.
 
-`python -m surefoot.launcher.fork_server SOCKET_FD PARENT_PID`; its first message is the program to warm up for. It talks
-with `client` over a SEQPACKET socketpair: one JSON object a packet, file descriptors beside it. It reaps its
-children and reports their exit codes. It never initialises CUDA, never runs a backward, never holds a second thread.
+Run as `python -m surefoot.launcher.fork_server SOCKET_FD PARENT_PID`; the first message names the program to import for.
+Messages go over a SEQPACKET socketpair to `ForkServerClient`: one JSON object per packet, with file descriptors. The
+server reaps its children and reports their exit codes. To stay safe to fork, it never initialises CUDA, never runs a
+backward pass and never has a second thread.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from surefoot.launcher.tcp_store import serve_store
 from surefoot.linux_process import die_with_parent
 
 # ---- preload ---------------------------------------------------------------------------------------------------------
-# Imports the frameworks and the script's imports into the warm process. Parsing is pure. An import that fails here is
-# only noted: the script will show the error itself, in its own words.
+# Imports the frameworks and the script's imports into the fork server. Parsing is pure. An import that fails here is only
+# logged: the script will raise the same error itself.
 
 FRAMEWORKS = (
     "torch",
@@ -46,16 +47,16 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True, slots=True)
 class Preloaded:
+    """Result of the imports."""
+
     seconds: float
+    """Time that the imports took."""
     failed: tuple[str, ...]
-    """`module: error`, one an import that did not work."""
+    """`module: error` of each failed import."""
 
 
 def top_level_imports(source: str) -> tuple[str, ...]:
-    """Lists modules that the program imports unconditionally, in order.
-
-    `a.b:c` where c may be a submodule of a.b.
-    """
+    """Lists the program's imports at module level, in order; `a.b:c` means that c may be a submodule of a.b."""
     names: list[str] = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import):
@@ -66,7 +67,7 @@ def top_level_imports(source: str) -> tuple[str, ...]:
 
 
 def program_source(script: str | None, module: str | None) -> Path | None:
-    """The file whose imports matter; None if it cannot be found (starting it will say why)."""
+    """Returns the program's source file; None if it is not found (starting the program will raise the error)."""
     if script is not None:
         return Path(script)
     if module is None:
@@ -113,17 +114,18 @@ def _import_all(imports: Iterable[str]) -> list[str]:
 # ---- fork server -----------------------------------------------------------------------------------------------------
 
 PACKET_BYTES = 1 << 20
-"""Largest request: mostly the environment of a trainer."""
+"""Largest packet: a request is mostly the environment of a trainer."""
 
 
 FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that a fork may leave behind: jemalloc locks and resets its own around one. pyarrow begins it, and with it pandas,
-datasets and transformers' Trainer, whose imports take longest of all."""
+"""Names of threads that may run during a fork: jemalloc locks and resets its own around a fork.
+
+pyarrow starts it, and so do pandas, datasets and transformers' Trainer, whose imports take longest of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a child is to become."""
+    """Describes the trainer or store that a child process becomes."""
 
     body: dict[str, Any]
     fds: tuple[int, ...]
@@ -131,7 +133,7 @@ class _Request:
 
 
 class _ForkServer:
-    """The parent's loop: fork on request, report exits. `serve` returns a request only in a new child."""
+    """Forks on request and reports exits; `serve` returns a request only in a new child process."""
 
     def __init__(self, line: socket.socket) -> None:
         self._socket = line
@@ -159,21 +161,21 @@ class _ForkServer:
         parent = os.getpid()
         other_threads = _other_threads()
         if other_threads:
-            reason = f"{len(other_threads) + 1} threads run in the warm process: an import of the program started them"
-            self._send({"said": "refused", "id": order["id"], "why": reason})
+            reason = f"{len(other_threads) + 1} threads run in the fork server: an import of the program started them"
+            self._send({"event": "rejected", "id": order["id"], "reason": reason})
         else:
-            sys.stdout.flush()  # else a child would write it a second time
+            sys.stdout.flush()  # else the child would write the buffered output again
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                self._leave()
+                self._detach_from_loop()
                 return _Request(order, fds, parent)
-            self._send({"said": "forked", "id": order["id"], "pid": pid})
+            self._send({"event": "forked", "id": order["id"], "pid": pid})
         for fd in fds:
             os.close(fd)
         return None
 
-    def _leave(self) -> None:
+    def _detach_from_loop(self) -> None:
         """Detaches the child from the parent's event loop."""
         signal.set_wakeup_fd(-1)
         for signal_number in (signal.SIGCHLD, signal.SIGTERM):
@@ -191,17 +193,17 @@ class _ForkServer:
                 return
             if pid == 0:
                 return
-            self._send({"said": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+            self._send({"event": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _send(self, body: dict[str, Any]) -> None:
         self._socket.send(json.dumps(body).encode())
 
 
 def _other_threads() -> list[str]:
-    """The names of other threads that a child would miss."""
+    """Lists the names of threads that a forked child would lack."""
     names = []
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
             if int(thread) != os.getpid():
                 names.append(
                     Path(f"/proc/self/task/{thread}/comm").read_text(encoding="ascii", errors="replace").strip()
@@ -209,8 +211,8 @@ def _other_threads() -> list[str]:
     return [name for name in names if name not in FORK_SAFE_THREADS]
 
 
-def _become(request: _Request) -> None:
-    """Turns a fresh child into what was asked for; does not return."""
+def _run_request(request: _Request) -> None:
+    """Turns a forked child into the requested trainer or store; does not return."""
     die_with_parent(request.parent)
     order = request.body
     output = request.fds[0]
@@ -236,19 +238,19 @@ def _become(request: _Request) -> None:
 def _reseed_and_reset_threads() -> None:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        numpy.random.seed()  # else all ranks of all epochs would share the zygote's state
+        numpy.random.seed()  # else all ranks of all generations would share the fork server's random state
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None:
-        # also where nothing was said: torch makes its pool anew where a fork first asks for it, and two threads that
-        # ask at once end the process ("Invalid thread pool!")
+        # also without OMP_NUM_THREADS: torch recreates its thread pool at the first use after a fork, and two threads
+        # that use it at once crash the process ("Invalid thread pool!")
         is_set = threads.isdigit() and int(threads) > 0
         torch.set_num_threads(int(threads) if is_set else torch.get_num_threads())
 
 
-def _preload_uncollected(source: Path | None) -> Preloaded:
-    """Keeps Python's collector out of imports, a fifth of whose time it took.
+def _preload_without_gc(source: Path | None) -> Preloaded:
+    """Imports without Python's garbage collector, which took a fifth of the imports' time and frees nothing there.
 
-    What an import makes stays. By the threshold: a module that turns the collector off, or sets it, is to have its way.
+    It is stopped by its threshold, so that a module that disables or configures the collector keeps its setting.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -263,20 +265,20 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     die_with_parent(int(sys.argv[2]))
-    # Ctrl-C and a group's SIGTERM are the agent's business; it ends us by closing the line
+    # the agent handles Ctrl-C and the process group's SIGTERM, and ends this process by closing the socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = json.loads(connection.recv(PACKET_BYTES))
     script, module = program["script"], program["module"]
     sys.path[0] = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
     sys.argv = [script or module or ""]
-    preloaded = _preload_uncollected(program_source(script, module))
+    preloaded = _preload_without_gc(program_source(script, module))
     gc.collect()
     gc.freeze()
-    connection.send(json.dumps({"said": "ready", **asdict(preloaded)}).encode())
+    connection.send(json.dumps({"event": "ready", **asdict(preloaded)}).encode())
     request = _ForkServer(connection).serve()
     if request is not None:
-        _become(request)
+        _run_request(request)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs the user's program in a warm-forked process, as the interpreter would.
 
-The program runs once, as `__main__`, with its own argv and sys.path[0]. If it ends with an error, the error is
-written down first: it is how the agent tells the first cause from its echoes on other ranks.
+The program runs once, as `__main__`, with its own argv and sys.path[0]. If it ends with an error, that is first written
+to a file, from which the agent distinguishes the first cause from secondary errors of other ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import NoReturn
 from surefoot.linux_process import die_with_parent
 
 # ---- the job's command -----------------------------------------------------------------------------------------------
-# Parses the job's command: a Python program, or anything else. PURE but for one look at the file system (which
-# interpreter the first word names). Called by the agent at start.
+# Parses the job's command: a Python program for this interpreter, or anything else. Pure, except that it searches the
+# file system for the interpreter. The agent calls it at start.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class LaunchProgram:
 
 
 def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
-    """The program in `python [-u] script.py …` or `python [-u] -m module …`, if `python` is this very interpreter.
+    """Returns the program in `python [-u] script.py …` or `python [-u] -m module …` if it can run in a forked process.
 
-    Any other interpreter option changes how the interpreter starts, which a fork cannot: None, a cold start.
+    None (a cold start): `python` is another interpreter, or has other options, which a forked process cannot apply.
     """
     if not command or not _is_this_interpreter(command[0], environment):
         return None
     arguments = list(command[1:])
-    while arguments and arguments[0] == "-u":  # a trainer's output is unbuffered by lines anyway
+    while arguments and arguments[0] == "-u":  # a trainer's output is line-buffered anyway
         arguments.pop(0)
     if len(arguments) >= 2 and arguments[0] == "-m":
         return LaunchProgram(arguments=tuple(arguments[2:]), module=arguments[1])
@@ -64,10 +64,7 @@ def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchPr
 
 
 def with_own_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which `python` is our own interpreter.
-
-    As an activated virtual environment has it.
-    """
+    """Returns an environment in which `python` is this interpreter, as in an activated virtual environment."""
     bin_folder = os.path.dirname(sys.executable)
     path = environment.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != bin_folder:
@@ -79,12 +76,12 @@ def _is_this_interpreter(command: str, environment: Mapping[str, str]) -> bool:
     executable = shutil.which(command, path=environment.get("PATH"))
     if executable is None:
         return False
-    # the same binary under another prefix is another environment, with other packages
+    # the same binary with another prefix belongs to another environment, with other packages
     same_binary = os.path.realpath(executable) == os.path.realpath(sys.executable)
-    return same_binary and _prefix(executable) == _prefix(sys.executable)
+    return same_binary and _environment_prefix(executable) == _environment_prefix(sys.executable)
 
 
-def _prefix(executable: str) -> str:
+def _environment_prefix(executable: str) -> str:
     folder = Path(os.path.abspath(executable)).parent
     for candidate in (folder.parent, folder):
         if (candidate / "pyvenv.cfg").exists():
@@ -95,14 +92,14 @@ def _prefix(executable: str) -> str:
 # ---- job program -----------------------------------------------------------------------------------------------------
 
 _TRACE_CHARACTERS = 8000
-_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_FILE_TYPES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _TEARDOWN_SECONDS = 2.0
-"""A failed trainer whose exit handlers hang (a process group waiting for the dead) ends after this."""
+"""Time after which a failed trainer ends although its exit handlers hang, as in a process group with dead ranks."""
 
 
 def run_program(program: LaunchProgram) -> NoReturn:
-    """Runs it to its end, and the process with it."""
-    rank_pid = os.getpid()  # what the program forks comes by here as well, and does not speak for the rank
+    """Runs the program and ends the process with its exit code."""
+    rank_pid = os.getpid()  # children that the program forks return here as well, and must not report for the rank
     try:
         if program.script is not None:
             _run_script(program.script, program.arguments)
@@ -113,22 +110,19 @@ def run_program(program: LaunchProgram) -> NoReturn:
     except SystemExit as end:
         code = end.code
         if code is None or isinstance(code, int):
-            _end(code or 0)
+            _end_process(code or 0)
         if os.getpid() == rank_pid:
             write_report("SystemExit", str(code), "")
         sys.stderr.write(f"{code}\n")
-        _end(1)
-    except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
-        _report(error, told=os.getpid() == rank_pid)
-        _end(130 if isinstance(error, KeyboardInterrupt) else 1)
-    _end(0)
+        _end_process(1)
+    except BaseException as error:  # noqa: BLE001  # any exception ends the program
+        _report_error(error, is_rank_process=os.getpid() == rank_pid)
+        _end_process(130 if isinstance(error, KeyboardInterrupt) else 1)
+    _end_process(0)
 
 
 def write_report(kind: str, message: str, trace: str) -> None:
-    """Writes the error file that `exit_cause.read_report` reads.
-
-    Nothing if the agent named no file.
-    """
+    """Writes the error file for `exit_cause.read_report`; does nothing if TORCHELASTIC_ERROR_FILE is not set."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -152,10 +146,10 @@ def _run_script(path: str, arguments: tuple[str, ...]) -> None:
     sys.path[0] = os.path.dirname(full_path)
     with open(full_path, "rb") as file:
         code = compile(file.read(), full_path, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # this is what running a script is
+    exec(code, module.__dict__)  # as the interpreter runs a script
 
 
-def _report(error: BaseException, is_rank_process: bool) -> None:
+def _report_error(error: BaseException, is_rank_process: bool) -> None:
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = error.__traceback__
@@ -167,29 +161,29 @@ def _report(error: BaseException, is_rank_process: bool) -> None:
             write_report(name, str(error), "".join(traceback.format_exception(error)))
     except OSError as problem:
         sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
-    # as the interpreter does before it prints: exit handlers look here for whether the program ended by an exception
+    # as the interpreter does before it prints: exit handlers read these to see whether an exception ended the program
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
     sys.excepthook(kind, error, trace)
 
 
-def _end(code: int) -> NoReturn:
-    """Ends as the interpreter would, but leaves taking down a million objects of the frameworks to the kernel.
+def _end_process(code: int) -> NoReturn:
+    """Ends the process as the interpreter would, but without destroying the frameworks' million objects.
 
-    That costs it half a second and more, in which the job waits. Threads are joined (after success), exit handlers
-    run, files are flushed; destructors do not run.
+    That would take half a second or more, during which the job waits. Threads are joined (after success), exit handlers
+    run and files are flushed; destructors do not run.
     """
     if code:
-        # peers are waiting, and what this process would still wait for may be a broken collective
-        with contextlib.suppress(RuntimeError):  # no thread can be had: the next line ends it
-            threading.Thread(target=_cut_off, args=(code,), daemon=True).start()
-        # needs no GIL, but ends with 1, or with SIGSEGV where threads run: for who holds the GIL, so that none does
+        # peers are waiting for this exit, and the exit handlers may hang in a broken collective
+        with contextlib.suppress(RuntimeError):  # no thread can be created: the next line ends the process
+            threading.Thread(target=_end_after_timeout, args=(code,), daemon=True).start()
+        # the second safeguard works even if C code never releases the GIL, but ends with 1, or SIGSEGV if threads run
         faulthandler.dump_traceback_later(2 * _TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)
     else:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
     atexit._run_exitfuncs()
-    for tracked_object in gc.get_objects():  # what was there before the fork is frozen, and not among them
-        # by its type: a proxy of something dead raises when it is asked for its class
-        if issubclass(type(tracked_object), _FILES):
+    for tracked_object in gc.get_objects():  # objects from before the fork are frozen and not listed
+        # by its type: a proxy of a dead object raises when its class is read
+        if issubclass(type(tracked_object), _FILE_TYPES):
             with contextlib.suppress(OSError, ValueError):
                 if not tracked_object.closed:
                     tracked_object.flush()
@@ -198,10 +192,10 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _cut_off(code: int) -> None:
+def _end_after_timeout(code: int) -> None:
     time.sleep(_TEARDOWN_SECONDS)
     try:
-        faulthandler.dump_traceback(file=sys.__stderr__ or 2)  # with the GIL held no other thread moves its frames
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2)  # under the GIL no other thread changes its frames
     finally:
         os._exit(code)
 

@@ -1,6 +1,7 @@
-"""Starts trainers and stores: forked warm where possible, else by exec.
+"""Starts trainers and stores: forked from the fork server where possible, else by exec (cold).
 
-The warm process is restarted when it dies, a few times; after that every start is a cold one. Both are counted.
+A fork server that dies is restarted a few times; after that every start is cold. Both are counted in
+`surefoot_fallbacks_total`.
 """
 
 from __future__ import annotations
@@ -28,23 +29,20 @@ _log = logging.getLogger(__name__)
 
 
 # ---- client of the fork server ---------------------------------------------------------------------------------------
-# Starts the warm process, asks it to fork, reports its children's exits. One zygote is one life: when it dies, its
-# children die with it, and `starter` decides about another.
+# Starts the fork server, requests forks, reports its children's exits. A client belongs to one server process: when that
+# dies, its children die with it, and `Starter` decides whether to start another.
 
 PACKET_BYTES = 1 << 20
 _FORK_SECONDS = 5.0
 
 
 class CannotFork(SurefootError):
-    """The warm process is away or must not fork.
-
-    A cold start is the way.
-    """
+    """The fork server is not running or must not fork; the caller starts the process cold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A trainer to be. `output` is the descriptor of its log."""
+    """Describes the trainer to fork; `output` is the descriptor of its log file."""
 
     program: LaunchProgram
     environment: Mapping[str, str]
@@ -53,25 +51,25 @@ class ForkRequest:
 
 
 class ForkServerClient:
-    """`on_change` is called when it became warm or died."""
+    """Runs one fork server and sends it requests; `on_change` is called when it becomes warm or dies."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.warm = False
         self.dead = False
         self._on_change = on_change
-        self._numbers = itertools.count()
-        self._forking: dict[int, asyncio.Future[int]] = {}
+        self._request_ids = itertools.count()
+        self._pid_futures: dict[int, asyncio.Future[int]] = {}
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
     @property
     def pid(self) -> int:
-        """0 before it was started."""
+        """Pid of the fork server; 0 before it was started."""
         return self._process.pid if self._process is not None else 0
 
     def start(self, program: LaunchProgram | None, environment: Mapping[str, str], output: int) -> None:
-        """Starts the process; it gets warm in the background."""
+        """Starts the fork server, which then imports in the background."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
@@ -90,7 +88,11 @@ class ForkServerClient:
         asyncio.get_running_loop().add_reader(ours, self._read_packets)
 
     async def fork_trainer(self, request: ForkRequest) -> Child:
-        """A new trainer; CannotFork if this is no place to fork from."""
+        """Forks a trainer.
+
+        Raises:
+            CannotFork: The fork server is not warm or must not fork.
+        """
         body = {
             "kind": "trainer",
             "program": asdict(request.program),
@@ -100,32 +102,29 @@ class ForkServerClient:
         return await self._fork(body, (request.output,))
 
     async def fork_store(self, output: int, port_fd: int, host: str) -> Child:
-        """Forks the epoch's store, which listens on `host` alone.
-
-        It writes its port into `port_fd`.
-        """
+        """Forks the generation's store, which listens on `host` only and writes its port into `port_fd`."""
         return await self._fork({"kind": "store", "host": host}, (output, port_fd))
 
     async def close(self) -> None:
-        """Ends the process and, through the kernel, every child it still has."""
-        self._lost()
+        """Ends the fork server and, by their parent-death signal, its remaining children."""
+        self._mark_dead()
         if self._process is not None:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
     async def _fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> Child:
         if self._socket is None or not self.warm:
-            raise CannotFork("the warm process is not there")
-        request_id = next(self._numbers)
+            raise CannotFork("the fork server is not running or still imports")
+        request_id = next(self._request_ids)
         pid_future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._forking[request_id] = pid_future
+        self._pid_futures[request_id] = pid_future
         try:
             socket.send_fds(self._socket, [json.dumps({**order, "id": request_id}).encode()], fds)
             pid = await asyncio.wait_for(pid_future, _FORK_SECONDS)
         except (OSError, TimeoutError) as error:
-            raise CannotFork(f"the warm process did not fork: {error!r}") from error
+            raise CannotFork(f"the fork server did not fork: {error!r}") from error
         finally:
-            self._forking.pop(request_id, None)
+            self._pid_futures.pop(request_id, None)
         return self._children[pid]
 
     def _read_packets(self) -> None:
@@ -138,39 +137,39 @@ class ForkServerClient:
             except OSError:
                 packet = b""
             if not packet:
-                self._lost()
+                self._mark_dead()
                 return
-            self._take(json.loads(packet))
+            self._handle_message(json.loads(packet))
 
-    def _take(self, message: dict[str, Any]) -> None:
-        match message["said"]:
+    def _handle_message(self, message: dict[str, Any]) -> None:
+        match message["event"]:
             case "ready":
                 self.warm = True
                 for failure in message["failed"]:
-                    _log.warning("warming up: %s (the program will show the error itself)", failure)
-                _log.info("warm after %.2f s", message["seconds"])
+                    _log.warning("the fork server cannot import %s; the program itself will raise the error", failure)
+                _log.info("the fork server is warm after %.2f s", message["seconds"])
                 self._on_change()
             case "forked":
-                # kept here and not by the asker, because the exit may be the next packet
+                # created here and not by the caller, since the next packet may already report its exit
                 self._children[message["pid"]] = Child(message["pid"], self._forget, lambda: not self.dead)
-                self._answer(message["id"], lambda future: future.set_result(message["pid"]))
-            case "refused":
-                self._answer(message["id"], lambda future: future.set_exception(CannotFork(message["why"])))
+                self._resolve_fork(message["id"], lambda future: future.set_result(message["pid"]))
+            case "rejected":
+                self._resolve_fork(message["id"], lambda future: future.set_exception(CannotFork(message["reason"])))
             case "exited":
                 child = self._children.get(message["pid"])
                 if child is not None:
                     child.has_code(message["code"])
 
-    def _answer(self, request_id: int, resolve: Callable[[asyncio.Future[int]], None]) -> None:
-        future = self._forking.get(request_id)
+    def _resolve_fork(self, request_id: int, resolve: Callable[[asyncio.Future[int]], None]) -> None:
+        future = self._pid_futures.get(request_id)
         if future is not None and not future.done():
             resolve(future)
 
     def _forget(self, pid: int) -> None:
-        # left for one turn of the loop: the asker of a fork may not have picked it up yet
+        # removed later: the caller of a fork may not have read it yet
         asyncio.get_running_loop().call_later(_FORK_SECONDS, self._children.pop, pid, None)
 
-    def _lost(self) -> None:
+    def _mark_dead(self) -> None:
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -181,31 +180,28 @@ class ForkServerClient:
         self.dead = True
         if self._process is not None:
             self._process.poll()
-        for future in self._forking.values():
+        for future in self._pid_futures.values():
             if not future.done():
-                future.set_exception(CannotFork("the warm process died"))
+                future.set_exception(CannotFork("the fork server died"))
         self._on_change()
 
 
 # ---- starter ---------------------------------------------------------------------------------------------------------
 
-_FORK_SERVER_LIVES = 4
+_MAX_FORK_SERVER_STARTS = 4
 _STORE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostedStore:
-    """The epoch's store and where it answers."""
+    """The generation's store process and its port."""
 
     child: Child
     port: int
 
 
 class Starter:
-    """Owns the warm process.
-
-    `on_warm` hears whether a start can be made at once.
-    """
+    """Owns the fork server; `on_warm` is called with whether trainers can be started at once."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log_path: Path, on_warm: Callable[[bool], None]
@@ -215,45 +211,48 @@ class Starter:
         self._program: LaunchProgram | None = forkable(command, environment)
         self._log_path = log_path
         self._on_warm = on_warm
-        self._lives = 0
-        self._fork_server = ForkServerClient(self._changed)
+        self._start_count = 0
+        self._fork_server = ForkServerClient(self._on_fork_server_change)
         self._closing = False
         self._cold_children: set[int] = set()
         if self._program is None:
-            _log.info("%s is not a program of this interpreter: trainers start cold", " ".join(command))
+            _log.info(
+                "%s is not a Python program for this interpreter, so trainers start without the fork server",
+                " ".join(command),
+            )
 
     def own_pids(self) -> set[int]:
-        """Pids of the agent's own children."""
+        """Returns the pids of the child processes that this starter created."""
         return self._cold_children | ({self._fork_server.pid} if self._fork_server.pid else set())
 
     def start(self) -> None:
-        self._lives += 1
-        self._fork_server = ForkServerClient(self._changed)
+        self._start_count += 1
+        self._fork_server = ForkServerClient(self._on_fork_server_change)
         with self._log_path.open("ab") as output:
             self._fork_server.start(self._program, self._environment, output.fileno())
 
     async def start_trainer(self, environment: Mapping[str, str], folder: str, output: int) -> Child:
-        """Starts one trainer, forked if possible, else by exec."""
+        """Starts one trainer: forked if possible, else by exec."""
         if self._program is not None:
             try:
                 return await self._fork_server.fork_trainer(ForkRequest(self._program, environment, folder, output))
             except CannotFork as error:
                 metrics.fallbacks.labels("cold_start").inc()
-                _log.warning("cold start: %s", error)
-        return self._cold(
+                _log.warning("the trainer starts cold, which takes longer: %s", error)
+        return self._start_cold(
             [str(os.getpid()), *self._command], "surefoot.launcher.job_program", environment, folder, output
         )
 
     async def start_store(self, host: str) -> HostedStore:
-        """Starts a store on a free port of `host` alone.
+        """Starts a store on a free port of `host` only.
 
         Raises:
-            SurefootError: It does not come up.
+            SurefootError: The store's process did not report a port in time.
         """
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         try:
             with self._log_path.open("ab") as output:
-                child = await self._store_child(output.fileno(), write_fd, host)
+                child = await self._start_store_process(output.fileno(), write_fd, host)
         finally:
             os.close(write_fd)
         try:
@@ -261,7 +260,7 @@ class Starter:
         except (ValueError, TimeoutError) as error:
             child.kill()
             raise SurefootError(
-                f"the store's process gave no port; {self._log_path} says why (is torch installed?)"
+                f"the store's process reported no port; see {self._log_path} for the reason (is torch installed?)"
             ) from error
         finally:
             os.close(read_fd)
@@ -270,16 +269,18 @@ class Starter:
         self._closing = True
         await self._fork_server.close()
 
-    async def _store_child(self, output: int, port_fd: int, host: str) -> Child:
+    async def _start_store_process(self, output: int, port_fd: int, host: str) -> Child:
         try:
             return await self._fork_server.fork_store(output, port_fd, host)
         except CannotFork as error:
             metrics.fallbacks.labels("cold_store").inc()
-            _log.warning("cold start of the store: %s", error)
+            _log.warning("the store starts cold, which takes longer: %s", error)
         arguments = [str(port_fd), str(os.getpid()), host]
-        return self._cold(arguments, "surefoot.launcher.tcp_store", self._environment, os.getcwd(), output, (port_fd,))
+        return self._start_cold(
+            arguments, "surefoot.launcher.tcp_store", self._environment, os.getcwd(), output, (port_fd,)
+        )
 
-    def _cold(
+    def _start_cold(
         self,
         arguments: Sequence[str],
         module: str,
@@ -300,19 +301,23 @@ class Starter:
         self._cold_children.add(process.pid)
         return OwnChild(process, self._cold_children.discard)
 
-    def _changed(self) -> None:
+    def _on_fork_server_change(self) -> None:
         if self._closing:
             return
         if not self._fork_server.dead:
             self._on_warm(self._fork_server.warm)
             return
-        if self._lives < _FORK_SERVER_LIVES:
-            metrics.fallbacks.labels("zygote_restart").inc()
-            _log.warning("the warm process died; another one warms up (its words are in %s)", self._log_path)
+        if self._start_count < _MAX_FORK_SERVER_STARTS:
+            metrics.fallbacks.labels("fork_server_restart").inc()
+            _log.warning("the fork server died and is restarted; its output is in %s", self._log_path)
             self._on_warm(False)
             self.start()
         else:
-            _log.error("the warm process died %d times: trainers start cold from now on", self._lives)
+            _log.error(
+                "the fork server died %d times: trainers start cold from now on; its output is in %s",
+                self._start_count,
+                self._log_path,
+            )
             self._on_warm(True)
 
 

@@ -1,9 +1,9 @@
-"""Runs the epoch's rendezvous TCPStore in a process of its own.
+"""Runs the generation's rendezvous TCPStore in a process of its own.
 
-It is up before any trainer starts. Forked from the zygote, or started cold as `python -m surefoot.launcher.tcp_store
-PORT_FD PARENT_PID HOST`. It writes its port into the pipe and serves until it is killed. A TCPStore asks nobody for a
-password, and by itself listens on every address of a machine: whoever reached it could read and set the keys of a
-world. It is given a socket of one address.
+It is up before any trainer starts. It is forked from the fork server, or started cold as
+`python -m surefoot.launcher.tcp_store PORT_FD PARENT_PID HOST`. It writes its port into the pipe and serves until it is
+killed. A TCPStore has no password and by default listens on every address, so that any client could change its keys;
+therefore it gets a socket that is bound to one address.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from surefoot.linux_process import die_with_parent
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-_WAITING = 2048
-"""Connections that wait to be taken: all ranks of a world come at once."""
+_BACKLOG = 2048
+"""Listen backlog: all ranks of a generation connect at once."""
 
 
 def listening_store(host: str) -> TCPStore:
-    """Opens a store on a free port of `host` alone.
+    """Opens a store on a free port of `host` only.
 
-    The host is loopback, or the address by which the other workers reach this one. Where it is an address that this
-    machine does not bear (behind a translation) it listens on all, and says so.
+    `host` is loopback, or the address at which other workers reach this one. If this machine does not have that address
+    (it is translated), the store listens on all addresses and a line on stderr reports it.
     """
     from torch._C._distributed_c10d import TCPStore
 
     try:
-        listener = _listener(host)
+        listener = _listen_on(host)
     except OSError as error:
         sys.stderr.write(
-            f"the epoch's store cannot listen on {host} ({error}); it listens on every address: is SUREFOOT_HOST right?\n"
+            f"the generation's store cannot listen on {host} ({error}); it listens on every address instead: "
+            "is SUREFOOT_HOST right?\n"
         )
         return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     address, port = listener.getsockname()[:2]
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _listener(host: str) -> socket.socket:
+def _listen_on(host: str) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.bind(address)
-        listener.listen(_WAITING)
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise

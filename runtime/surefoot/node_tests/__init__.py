@@ -1,1 +1,1 @@
-"""Tries a node's processors, memory, disk and network."""
+"""Tests a node's processors, GPUs, memory, disk and network before a worker gets a rank."""

@@ -1,8 +1,9 @@
-"""`python -m surefoot.node_tests PARENT_PID HOST FOLDER` tries this node.
+"""`python -m surefoot.node_tests PARENT_PID HOST FOLDER` tests this node.
 
-It writes a line of JSON for each trial. Started by the agent beside the warm process, and ended by it after its time. Cheap trials,
-which a warm worker may wait for, have their fair share of a busy node: at low priority they came too late beside the warm process'
-imports, and a node that calculates wrong was joined. PyTorch is imported for GPUs alone, behind them and at low priority.
+It writes a line of JSON for each test. The agent starts it at the same time as the fork server and ends it after a
+timeout. Cheap tests, for which a warm worker may wait, run first and at normal priority: at low priority they ended too
+late on a node that is busy with the fork server's imports, and a node with wrong results got a rank. PyTorch is only
+imported for GPUs, after the other tests and at low priority.
 """
 
 from __future__ import annotations
@@ -24,16 +25,13 @@ _GPU_FILE = Path("/dev/nvidiactl")
 
 
 def run_tests(host: str, folder: Path, is_faulty: bool) -> Iterator[NodeTestResult]:
-    """Tries one part after the other, the quick ones first.
-
-    `damaged`: the processor is taken to calculate wrong.
-    """
+    """Runs the node tests one after the other, the quick ones first; `is_faulty` injects a wrong product."""
     yield try_loopback(host)
     yield try_disk(folder)
     try:
         compute = importlib.import_module("surefoot.node_tests.compute_tests")
     except ImportError as error:
-        yield NodeTestResult("matmul", "unknown", text=f"numbers could not be tried: {error}")
+        yield NodeTestResult("matmul", "unknown", text=f"the processor could not be tested: {error}")
         return
     matrix_a, matrix_b, product = compute.operands()
     yield compute.try_memory()
@@ -43,11 +41,12 @@ def run_tests(host: str, folder: Path, is_faulty: bool) -> Iterator[NodeTestResu
         try:
             torch = importlib.import_module("torch")
         except ImportError:
-            return  # a program without PyTorch brings its own library for GPUs, and none is known here
+            return  # a program without PyTorch uses another GPU library, which this test does not know
         yield from compute.try_gpus(torch, matrix_a, matrix_b, product)
 
 
 def print_result(results: Iterable[NodeTestResult]) -> None:
+    """Prints each result as a line of JSON as it comes, then a line that marks the end."""
     for result in results:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Multiplies matrices whose product is known, and copies memory.
+"""Multiplies matrices with a known product, on the processor and each GPU, and copies memory.
 
-Small whole numbers are exact in every format that training uses, and so are their sums: a result that differs in one place is
-wrong, and no rounding. The known product comes from whole-number arithmetic, which goes another way through a processor.
+Small integers and their sums are exact in every format that training uses, so a result that differs in one place is wrong
+and no rounding. The known product comes from integer arithmetic, which uses other units of the processor.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ from surefoot.node_tests.host_tests import NodeTestResult
 
 SIZE = 512
 PRODUCT = "f6d2ad68cf45aa45"
-"""Of the known product, in case that the way to it is damaged too."""
+"""Digest of the known product, in case that integer arithmetic is wrong too."""
 _SECONDS = 0.1
 _COPY_BYTES = 16 << 20
 _FORMATS = ("float32", "float16", "bfloat16")
 _SIDE_BY_SIDE = 32
-"""Copies of the right matrix: one alone gives work to an eighth of a large GPU's multiprocessors."""
+"""Copies of the right matrix on a GPU: a single one would use an eighth of a large GPU's multiprocessors."""
 
 
 def operands() -> tuple[Any, Any, Any]:
-    """Two matrices of -1, 0 and 1, and their product.
-
-    No sum comes near 256, up to where every format is exact.
-    """
+    """Returns two matrices of -1, 0 and 1, and their product; no sum reaches 256, up to which every format is exact."""
     matrix_a, matrix_b = _scattered(1), _scattered(2)
     product = np.zeros((SIZE, SIZE), np.int64)
-    for value in (-1, 1):  # as additions: eight times as fast as a product of whole numbers
+    for value in (-1, 1):  # additions are eight times as fast as an integer product
         for row in range(SIZE):
             product[row] += value * matrix_b[matrix_a[row] == value].sum(axis=0)
     return matrix_a, matrix_b, product
 
 
 def _scattered(seed: int) -> Any:
-    """Like chance, and the same everywhere."""
+    """Returns a pseudorandom matrix of -1, 0 and 1 that is the same on every machine."""
     index = np.arange(SIZE * SIZE, dtype=np.uint64).reshape(SIZE, SIZE) + np.uint64(seed << 32)
     bits = index * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -52,44 +49,41 @@ def digest(product: Any) -> str:
 
 
 def try_processor(matrix_a: Any, matrix_b: Any, product: Any) -> NodeTestResult:
-    """Repeats the product for a moment.
-
-    What fails seldom is not found by one.
-    """
+    """Checks the processor's product repeatedly for _SECONDS: a rare error is not found by a single one."""
     if digest(product) != PRODUCT:
-        return NodeTestResult("matmul", "fails", "CpuComputeError", "the processor adds whole numbers to a wrong sum")
+        return NodeTestResult("matmul", "fails", "CpuComputeError", "the processor adds integers to a wrong sum")
     a, b = matrix_a.astype(np.float32), matrix_b.astype(np.float32)
     start_seconds, count = time.monotonic(), 0
     while (elapsed_seconds := time.monotonic() - start_seconds) < _SECONDS or not count:
         wrong = int((a @ b != product).sum())
         count += 1
         if wrong:
-            text = f"the processor multiplies matrices wrong: {wrong} of {SIZE * SIZE} values, the {count}. time"
+            text = f"the processor multiplies matrices wrong: {wrong} of {SIZE * SIZE} values in product {count}"
             return NodeTestResult("matmul", "fails", "CpuComputeError", text)
     return NodeTestResult("matmul", "well", rate=2e-9 * SIZE**3 * count / elapsed_seconds, unit="GFLOP")
 
 
 def try_memory() -> NodeTestResult:
-    """Copies a known pattern and reads it back."""
+    """Copies a known pattern in memory and compares it."""
     pattern = np.arange(_COPY_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     copy = np.empty_like(pattern)
-    copy.fill(0)  # mapped in before the time counts
+    copy.fill(0)  # map the pages before the time is measured
     start_seconds = time.monotonic()
     np.copyto(copy, pattern)
     elapsed_seconds = max(time.monotonic() - start_seconds, 1e-9)
     wrong = int((copy != pattern).sum())
     if wrong:
         return NodeTestResult(
-            "memory", "fails", "MemoryTestFailed", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} came out wrong"
+            "memory", "fails", "MemoryTestFailed", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} were wrong"
         )
     return NodeTestResult("memory", "well", rate=2e-9 * _COPY_BYTES / elapsed_seconds, unit="GB")
 
 
 def try_gpus(torch: Any, matrix_a: Any, matrix_b: Any, product: Any) -> Iterator[NodeTestResult]:
-    """The same product on each device that PyTorch sees, in each format.
+    """Checks the product on each device that PyTorch sees, in each format; yields each device's result as it comes.
 
-    Side by side, and each told as it ends: the first product of a device takes a second, and one that hangs must not
-    keep what others found.
+    Devices are tested in parallel: the first product takes a second, and a device that hangs must not delay the results
+    of the others.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -111,17 +105,17 @@ def _try_gpu(torch: Any, index: int, matrix_a: Any, matrix_b: Any, product: Any)
                 text = f"GPU {index} multiplies matrices of {dtype} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
                 return NodeTestResult(name, "fails", "GpuComputeError", text)
             rate = max(rate, gpu_rate)
-    except RuntimeError as error:  # out of memory that somebody else has, a driver that does not fit: no proof
+    except RuntimeError as error:  # another process uses the memory, or the driver does not match: proves nothing
         return NodeTestResult(
-            name, "unknown", text=f"GPU {index} could not be tried: {str(error).splitlines()[0][:200]}"
+            name, "unknown", text=f"GPU {index} could not be tested: {str(error).splitlines()[0][:200]}"
         )
     return NodeTestResult(name, "well", rate=rate, unit="GFLOP")
 
 
 def _multiplied(a: Any, b: Any, expected: Any) -> tuple[int, float]:
-    """How many values of one product were wrong, and GFLOP/s with the comparison.
+    """Returns the number of wrong values in one product, and the rate in GFLOP/s including the comparison.
 
-    The first product loads the library and counts for no time: it alone may take longer than all others should.
+    The first product is not timed: it loads the library, which may take longer than all others.
     """
     wrong, start_seconds, count = _wrong(a, b, expected), time.monotonic(), 0
     while not wrong and ((elapsed_seconds := time.monotonic() - start_seconds) < _SECONDS or not count):

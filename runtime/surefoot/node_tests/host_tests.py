@@ -1,4 +1,4 @@
-"""Defines what one trial of a part of the node finds."""
+"""Tests a node's disk and loopback network, and defines the result of a node test."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Verdict = Literal["well", "fails", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class NodeTestResult:
-    """One part of the node that was tried.
-
-    `fails`: it did what no well part does, as a wrong result. unknown: it could not be tried, which proves nothing.
-    """
+    """Reports the test of one part of a node."""
 
     name: str
+    """Name of the tested part, as `disk` or `gpu 0`."""
     verdict: Verdict
+    """`fails`: a result that healthy hardware never has. `unknown`: it could not be tested, which proves nothing."""
     reason: str = ""
-    """CamelCase and stable, where it fails."""
+    """CamelCase reason of the finding if the test fails, else empty."""
     text: str = ""
-    """A sentence for people, where it is not well."""
+    """Sentence that describes the problem; empty if the part is well."""
     rate: float = 0.0
-    """How fast it was, in units of `unit` a second."""
+    """Measured speed in `unit` per second; 0: not measured."""
     unit: str = ""
+    """Unit of the rate, as `GB`."""
 
 
-# ---- disk trial ------------------------------------------------------------------------------------------------------
-# Writes to a folder, syncs, and reads it back. A disk that takes everything and returns something else is found by no
-# system call, and by a training days later.
+# ---- disk test -------------------------------------------------------------------------------------------------------
+# Writes to a folder, syncs, and reads it back. No system call fails on a disk that returns other bytes than were written;
+# training would find that days later.
 
 _DISK_BYTES = 4 << 20
 
 
 def try_disk(folder: Path) -> NodeTestResult:
-    """Of a folder that a worker writes to."""
+    """Writes random bytes to a folder of the worker and compares them with those read back."""
     path = folder / f".surefoot-trial-{os.getpid()}"
     content = os.urandom(1 << 16) * (_DISK_BYTES >> 16)
     start_seconds = time.monotonic()
@@ -53,9 +53,13 @@ def try_disk(folder: Path) -> NodeTestResult:
     finally:
         path.unlink(missing_ok=True)
     if content_read != content:
-        text = f"what was written to {folder} is read back otherwise ({len(content_read)} of {_DISK_BYTES} bytes)"
+        text = (
+            f"{folder} returned other bytes than were written to it ({len(content_read)} of {_DISK_BYTES} bytes read)"
+        )
         return NodeTestResult("disk", "fails", "DiskTestFailed", text)
-    return NodeTestResult("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - start_seconds, 1e-9), unit="MB")
+    return NodeTestResult(
+        "disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - start_seconds, 1e-9), unit="MB"
+    )
 
 
 def _written_and_read(path: Path, content: bytes) -> bytes:
@@ -63,21 +67,21 @@ def _written_and_read(path: Path, content: bytes) -> bytes:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is read from memory
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache answers
     return path.read_bytes()
 
 
 def _failed(folder: Path, error: OSError) -> NodeTestResult:
-    """Only the disk's own error is the node's; full, read-only or another's may be meant so."""
+    """Returns a failed test for an I/O error of the disk; a full or read-only folder may be intended and proves nothing."""
     text = f"{folder} could not be written to and read back: {error.strerror or error}"
     if error.errno == errno.EIO:
         return NodeTestResult("disk", "fails", "DiskTestFailed", text)
     return NodeTestResult("disk", "unknown", text=text)
 
 
-# ---- loopback trial --------------------------------------------------------------------------------------------------
-# Sends bytes to this node's own address and back. A collective of gloo goes the same way, over TCP at the address that
-# other workers reach. Torch is not imported for it: that takes longer than all other trials together.
+# ---- loopback test ---------------------------------------------------------------------------------------------------
+# Sends bytes to this node's own address and back, as a gloo collective does: over TCP, at the address that other workers
+# use. Without torch, whose import takes longer than all other tests together.
 
 _LOOPBACK_BYTES = 8 << 20
 _CALL_SECONDS = 3.0
@@ -86,9 +90,9 @@ _PAUSE_SECONDS = 0.3
 
 
 def try_loopback(host: str) -> NodeTestResult:
-    """Over TCP, there and back.
+    """Sends a pattern to this node's own address and compares the echo.
 
-    What is not reached is tried once more: the network of a pod may be a moment behind its processes.
+    A failed connection is tried once more: a pod's network may become ready a moment after its processes.
     """
     pattern = bytes(range(256)) * (_LOOPBACK_BYTES >> 8)
     for attempts_left in reversed(range(_TRIES)):
@@ -97,14 +101,14 @@ def try_loopback(host: str) -> NodeTestResult:
             received = _there_and_back(host, pattern)
             break
         except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:  # a setting's, behind a translated address: no proof of anything
+            if error.errno == errno.EADDRNOTAVAIL:  # a translated address or a wrong setting: proves nothing
                 return NodeTestResult("loopback", "unknown", text=f"{host} is no address of this node: {error}")
             if not attempts_left:
-                text = f"this node does not reach its own address {host}: {error}"
+                text = f"this node cannot connect to its own address {host}: {error}"
                 return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
         time.sleep(_PAUSE_SECONDS)
     if received != pattern:
-        text = f"what is sent to this node's own address {host} comes back otherwise"
+        text = f"bytes sent to this node's own address {host} came back changed"
         return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
     return NodeTestResult(
         "loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - start_seconds, 1e-9), unit="GB"
@@ -130,7 +134,7 @@ def _echoing(host: str) -> Iterator[tuple[str, int]]:
 
 
 def _echo(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # whoever called says what went wrong
+    with contextlib.suppress(OSError):  # the sender reports the error
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(_CALL_SECONDS)
@@ -150,5 +154,5 @@ def _sent_and_received(address: tuple[str, int], pattern: bytes) -> bytes:
 
 
 def _send(connection: socket.socket, pattern: bytes) -> None:
-    with contextlib.suppress(OSError):  # then less comes back
+    with contextlib.suppress(OSError):  # the receiver then gets too few bytes and reports that
         connection.sendall(pattern)

@@ -36,19 +36,19 @@ def importing(monkeypatch: pytest.MonkeyPatch, imported: Callable[[], None]) -> 
 
 def test_the_collector_is_as_before_behind_imports_that_do_not_care(monkeypatch: pytest.MonkeyPatch) -> None:
     importing(monkeypatch, lambda: None)
-    fork_server._preload_uncollected(None)
+    fork_server._preload_without_gc(None)
     assert (gc.isenabled(), gc.get_threshold()) == (True, USUAL)
 
 
 def test_a_program_that_turns_it_off_has_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     importing(monkeypatch, gc.disable)
-    fork_server._preload_uncollected(None)
+    fork_server._preload_without_gc(None)
     assert not gc.isenabled()
 
 
 def test_a_program_that_sets_it_has_it_as_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     importing(monkeypatch, lambda: gc.set_threshold(5000, 20, 30))
-    fork_server._preload_uncollected(None)
+    fork_server._preload_without_gc(None)
     assert gc.get_threshold() == (5000, 20, 30)
 
 
@@ -58,5 +58,5 @@ def test_imports_that_raise_leave_it_as_before(monkeypatch: pytest.MonkeyPatch) 
 
     importing(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fork_server._preload_uncollected(None)
+        fork_server._preload_without_gc(None)
     assert gc.get_threshold() == USUAL

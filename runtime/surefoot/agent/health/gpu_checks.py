@@ -1,8 +1,7 @@
-"""Checks GPUs through NVML.
+"""Checks GPUs through NVML for Xid events, lost devices, ECC errors, row remapping and throttling.
 
-Xid events, lost devices, ECC, row remapping, throttling.
-`nvidia-ml-py` is optional; without it, or without a driver, nothing is found and nothing is concluded. Run by
-`node_monitor` in a thread. What NVML does not support on a device is not asked again.
+`nvidia-ml-py` is optional: without it, or without a driver, the check finds nothing. `node_monitor` runs it in a thread.
+A query that NVML does not support on a device is not repeated.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 # ---- xid table -------------------------------------------------------------------------------------------------------
-# Tells which Xids name hardware, and which a program. Pure data. Sources: NVIDIA's Xid catalog
+# Lists which Xids blame the hardware and which a program. Pure data. Sources: NVIDIA's Xid catalog
 # (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), the codes that its device plugin takes for
 # applications' (github.com/NVIDIA/k8s-device-plugin, `additionalxids`), those for which the EKS node monitoring agent
 # has a node repaired (github.com/aws/eks-node-monitoring-agent, `WellKnownXidCodes`). Where they disagree, or a code is
-# not listed, nobody is blamed. docs/node-health.md has the table, held by a test.
+# not listed, the blame is unknown. docs/node-health.md has the same table; a test compares them.
 
 XIDS: dict[int, tuple[Blame, str]] = {
     13: ("application", "graphics engine exception, as by an access out of bounds"),
@@ -40,7 +39,7 @@ XIDS: dict[int, tuple[Blame, str]] = {
     74: ("node", "NVLink error"),
     79: ("node", "GPU has fallen off the bus"),
     92: ("unknown", "high rate of corrected ECC errors"),
-    94: ("unknown", "contained ECC error: the program that used the memory ends, the GPU goes on"),
+    94: ("unknown", "contained ECC error: the program that used the memory ends, the GPU continues"),
     95: ("node", "uncontained ECC error"),
     109: ("unknown", "context switch timeout"),
     110: ("node", "security fault"),
@@ -56,7 +55,7 @@ XIDS: dict[int, tuple[Blame, str]] = {
 
 
 def xid_finding(code: int, device: str) -> NodeFinding:
-    """The finding for one Xid event on a device."""
+    """Returns the finding for one Xid event on a device."""
     blame, meaning = XIDS.get(code, ("unknown", "a code that is not in the table"))
     return NodeFinding(f"GpuXid{code}", f"{device} reported Xid {code}: {meaning}", blame)
 
@@ -64,12 +63,12 @@ def xid_finding(code: int, device: str) -> NodeFinding:
 # ---- gpu checks ------------------------------------------------------------------------------------------------------
 
 _MIN_CONSECUTIVE = 12
-"""Looks in a row: a moment of heat is no fault."""
+"""Number of consecutive checks with throttling that make a fault: a moment of heat is none."""
 _MAX_EVENTS = 64
 
 
 class GpuCheck:
-    """Finds faults of the GPUs that NVML shows to this process."""
+    """Finds faults of the GPUs that are visible to this process."""
 
     name = "gpu"
     period_seconds = 5.0
@@ -83,35 +82,35 @@ class GpuCheck:
         self._unsupported: set[tuple[str, str]] = set()
         self._uncorrected: dict[str, int] = {}
         self._slow: dict[str, int] = {}
-        self._lasting: dict[str, NodeFinding] = {}
-        """Xids and lost devices: what happened once stays true for as long as this agent lives."""
+        self._lasting_findings: dict[str, NodeFinding] = {}
+        """Xids and lost devices by reason; they stay findings for as long as this agent runs."""
 
     def find_faults(self) -> Sequence[NodeFinding]:
         if self._nvml is None and not self._absent:
-            self._begin()
+            self._open_nvml()
         if self._nvml is None:
             return ()
         self._read_events()
-        findings = [finding for device in self._devices for finding in self._of(device)]
-        return (*self._lasting.values(), *findings)
+        findings = [finding for device in self._devices for finding in self._device_findings(device)]
+        return (*self._lasting_findings.values(), *findings)
 
-    def _begin(self) -> None:
+    def _open_nvml(self) -> None:
         try:
             nvml = self._library()
             nvml.nvmlInit()
         except Exception as error:  # noqa: BLE001  no library, or no driver: this node has no GPU of this kind
             self._absent = True
-            _log.info("GPUs are not looked at: %s: %s", type(error).__name__, error)
+            _log.info("GPUs are not checked on this node: %s: %s", type(error).__name__, error)
             return
         self._nvml = nvml
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 self._devices[f"GPU {index}"] = nvml.nvmlDeviceGetHandleByIndex(index)
             except nvml.NVMLError as error:
-                self._failed(f"GPU {index}", error)
-        self._listen()
+                self._record_error(f"GPU {index}", error)
+        self._register_xid_events()
 
-    def _listen(self) -> None:
+    def _register_xid_events(self) -> None:
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -119,7 +118,7 @@ class GpuCheck:
                 nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._events)
         except nvml.NVMLError as error:
             self._events = None
-            _log.info("Xid events are not heard: %s", error)
+            _log.info("Xid events cannot be received on this node, other GPU checks continue: %s", error)
 
     def _read_events(self) -> None:
         nvml = self._nvml
@@ -129,42 +128,44 @@ class GpuCheck:
             except nvml.NVMLError as error:
                 if error.value != nvml.NVML_ERROR_TIMEOUT:
                     self._events = None
-                    _log.warning("Xid events are not heard any more: %s", error)
+                    _log.warning(
+                        "Xid events can no longer be received on this node, other GPU checks continue: %s", error
+                    )
                 return
             if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-                finding = xid_finding(int(event.eventData), self._named(event.device))
-                self._lasting[finding.reason] = finding
+                finding = xid_finding(int(event.eventData), self._device_name(event.device))
+                self._lasting_findings[finding.reason] = finding
 
-    def _named(self, handle: Any) -> str:
+    def _device_name(self, handle: Any) -> str:
         try:
             return f"GPU {self._nvml.nvmlDeviceGetIndex(handle)}"
         except self._nvml.NVMLError:
             return "a GPU"
 
-    def _of(self, device: str) -> list[NodeFinding]:
+    def _device_findings(self, device: str) -> list[NodeFinding]:
         handle, nvml = self._devices[device], self._nvml
         findings = []
-        errors = self._ask(
+        errors = self._query(
             device, "ecc", lambda: nvml.nvmlDeviceGetTotalEccErrors(
                 handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
         )  # fmt: skip
         if errors is not None and errors > self._uncorrected.setdefault(device, errors):
             text = (
-                f"{device} counted {errors - self._uncorrected[device]} uncorrected ECC errors since this agent began"
+                f"{device} counted {errors - self._uncorrected[device]} uncorrected ECC errors since this agent started"
             )
             findings.append(NodeFinding("GpuUncorrectedEcc", text, "unknown"))
-        rows = self._ask(device, "rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+        rows = self._query(device, "rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle))
         if rows is not None and rows[3]:
             findings.append(NodeFinding("GpuRowRemapFailed", f"{device} failed to remap a memory row", "node"))
         elif rows is not None and rows[2]:
             text = f"{device} remaps a memory row at its next reset; until then it is contained"
             findings.append(NodeFinding("GpuRowRemapPending", text, "unknown"))
-        return [*findings, *self._throttled(device)]
+        return [*findings, *self._throttle_findings(device)]
 
-    def _throttled(self, device: str) -> list[NodeFinding]:
+    def _throttle_findings(self, device: str) -> list[NodeFinding]:
         handle, nvml = self._devices[device], self._nvml
-        reasons = self._ask(device, "clocks", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        reasons = self._query(device, "clocks", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         slowdown_bits = {
             "its temperature": nvml.nvmlClocksEventReasonHwThermalSlowdown,
             "its power supply": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
@@ -177,7 +178,7 @@ class GpuCheck:
         text = f"{device} has been slowed down by its hardware for {seconds:g} s and more, for {' and '.join(causes)}"
         return [NodeFinding("GpuThrottled", text, "unknown")]
 
-    def _ask(self, device: str, feature: str, read: Callable[[], Any]) -> Any:
+    def _query(self, device: str, feature: str, read: Callable[[], Any]) -> Any:
         if (device, feature) in self._unsupported:
             return None
         try:
@@ -186,11 +187,11 @@ class GpuCheck:
             if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                 self._unsupported.add((device, feature))
             else:
-                self._failed(device, error)
+                self._record_error(device, error)
             return None
 
-    def _failed(self, device: str, error: Any) -> None:
-        """A device that is lost says so to every question; any other error proves nothing."""
+    def _record_error(self, device: str, error: Any) -> None:
+        """Records a lost device, which NVML reports for every query; any other error proves nothing."""
         nvml = self._nvml
         if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-            self._lasting["GpuLost"] = NodeFinding("GpuLost", f"{device} is lost: {error}", "node")
+            self._lasting_findings["GpuLost"] = NodeFinding("GpuLost", f"{device} is lost: {error}", "node")

@@ -1,7 +1,7 @@
-"""Checks that a worker's folders can be written to.
+"""Checks a node's disks, network devices, kernel log and memory pressure.
 
-Run by `node_monitor` in a thread. Full disks and file systems that the kernel made read-only end logs, ledgers and scripts
-in ways that look like a program's own error.
+`node_monitor` runs each check in a thread. FolderCheck tests that a worker's folders can be written to: full disks and
+file systems that became read-only make logs, ledgers and scripts fail in ways that look like a bug of the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_SHARE = 0.01
 
 
 class FolderCheck:
-    """Finds folders that are full, read-only or fail."""
+    """Finds folders that are full, that became read-only, or that fail with I/O errors."""
 
     name = "disk"
     period_seconds = 10.0
@@ -33,29 +33,31 @@ class FolderCheck:
         self._written: set[Path] = set()
 
     def find_faults(self) -> Sequence[NodeFinding]:
-        return [finding for folder in self._folders if (finding := self._of(folder)) is not None]
+        return [finding for folder in self._folders if (finding := self._check_folder(folder)) is not None]
 
-    def _of(self, folder: Path) -> NodeFinding | None:
+    def _check_folder(self, folder: Path) -> NodeFinding | None:
         test_file = folder / f".surefoot-probe-{os.getpid()}"
         try:
-            if is_fault_requested("diskfull", self._environment):  # the machine's own disk is never filled for it
+            if is_fault_requested(
+                "diskfull", self._environment
+            ):  # injected, since the machine's disk must not be filled
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             test_file.write_bytes(b"surefoot")
             self._written.add(folder)
             test_file.unlink()
-            return self._filling(folder)
+            return self._free_space_finding(folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return NodeFinding("DiskFull", f"{folder} is full", "unknown")
             if error.errno == errno.EIO:
                 return NodeFinding("DiskTestFailed", f"{folder} cannot be written to: {error}", "node")
             if error.errno == errno.EROFS:
-                # one that never could be written to was mounted so by somebody
+                # a folder that could never be written to was mounted read-only on purpose
                 blame: Blame = "node" if folder in self._written else "unknown"
                 return NodeFinding("FilesystemReadOnly", f"{folder} has become read-only", blame)
-            return None  # not ours to write to: whoever needs it says so
+            return None  # no permission here: the program that needs the folder reports that itself
 
-    def _filling(self, folder: Path) -> NodeFinding | None:
+    def _free_space_finding(self, folder: Path) -> NodeFinding | None:
         space = os.statvfs(folder)
         free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
         if free >= min(MIN_BYTES, MIN_SHARE * size):
@@ -64,13 +66,13 @@ class FolderCheck:
 
 
 # ---- link check ------------------------------------------------------------------------------------------------------
-# Checks network devices: InfiniBand ports, link speed, errors. Run by `node_monitor` in a thread; reads /sys/class
-# only. What a port was when the agent began is what it should be: a port that was never up is nobody's loss.
+# Checks network devices: InfiniBand ports, link speed, errors. Reads /sys/class only. The state of a port when the agent
+# started is the expected one: a port that was never up is no fault.
 
 _MIN_CONSECUTIVE = 3
-"""Looks in a row: a port that is trained anew is down for a moment."""
+"""Number of consecutive checks with a port down that make a fault: link retraining takes a port down for a moment."""
 _MAX_ERRORS = 1000
-"""In one period, on one device."""
+"""Number of new errors of one device in one period that makes a fault."""
 
 
 class LinkCheck:
@@ -82,55 +84,55 @@ class LinkCheck:
     def __init__(self, system: Path = Path("/sys/class")) -> None:
         self._system = system
         self._rates: dict[str, float] = {}
-        """The best that each port or device was seen to have."""
+        """Highest observed rate of each port or device, in its own unit."""
         self._down: dict[str, int] = {}
         self._errors: dict[str, int] = {}
 
     def find_faults(self) -> Sequence[NodeFinding]:
         ports = sorted(self._system.glob("infiniband/*/ports/*"))
         devices = sorted(self._system.glob("net/*"))
-        findings = [*(self._port(port) for port in ports), *(self._device(device) for device in devices)]
+        findings = [*(self._check_port(port) for port in ports), *(self._check_device(device) for device in devices)]
         return [finding for finding in findings if finding is not None]
 
-    def _port(self, port: Path) -> NodeFinding | None:
+    def _check_port(self, port: Path) -> NodeFinding | None:
         name = f"port {port.name} of {port.parents[1].name}"
-        active, rate = "ACTIVE" in _text(port / "state"), _leading(_text(port / "rate"))
+        active, rate = "ACTIVE" in _read_text(port / "state"), _leading_number(_read_text(port / "rate"))
         if name in self._rates and not active:
             self._down[name] = self._down.get(name, 0) + 1
             if self._down[name] >= _MIN_CONSECUTIVE:
-                return NodeFinding("LinkDown", f"{name} was up when this agent began, and is down", "node")
+                return NodeFinding("LinkDown", f"{name} was up when this agent started, and is down", "node")
             return None
         self._down[name] = 0
-        return self._slower(name, rate, "Gb/s") if active else None
+        return self._slow_link_finding(name, rate, "Gb/s") if active else None
 
-    def _device(self, device: Path) -> NodeFinding | None:
-        if not (device / "device").exists() and not _text(device / "speed"):
+    def _check_device(self, device: Path) -> NodeFinding | None:
+        if not (device / "device").exists() and not _read_text(device / "speed"):
             return None
         name = f"network device {device.name}"
-        errors = sum(int(_leading(_text(device / f"statistics/{side}_errors"))) for side in ("rx", "tx"))
+        errors = sum(int(_leading_number(_read_text(device / f"statistics/{side}_errors"))) for side in ("rx", "tx"))
         new_errors = errors - self._errors.get(name, errors)
         self._errors[name] = errors
         if new_errors >= _MAX_ERRORS:
             text = f"{name} counted {new_errors} errors within {self.period_seconds:g} s"
             return NodeFinding("NetworkErrors", text, "unknown")
-        return self._slower(name, _leading(_text(device / "speed")), "Mb/s")
+        return self._slow_link_finding(name, _leading_number(_read_text(device / "speed")), "Mb/s")
 
-    def _slower(self, name: str, rate: float, unit: str) -> NodeFinding | None:
+    def _slow_link_finding(self, name: str, rate: float, unit: str) -> NodeFinding | None:
         best = self._rates[name] = max(rate, self._rates.get(name, rate))
         if rate <= 0 or rate >= best:
             return None
         return NodeFinding("LinkDegraded", f"{name} has {rate:g} {unit}, and had {best:g}", "unknown")
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
         return ""  # absent, or of a device that is down
 
 
-def _leading(text: str) -> float:
-    """The number that a text begins with; 0: none."""
+def _leading_number(text: str) -> float:
+    """Parses the number at the start of a text; 0 if there is none."""
     try:
         return float(text.split()[0])
     except (ValueError, IndexError):
@@ -138,13 +140,13 @@ def _leading(text: str) -> float:
 
 
 # ---- kernel log ------------------------------------------------------------------------------------------------------
-# Reads new lines of the kernel's log from /dev/kmsg, without waiting. In most containers it is closed: then nothing is
-# known from it, and nothing is concluded.
+# Reads new lines of the kernel's log from /dev/kmsg, without waiting. Most containers have no access to it: then the
+# check finds nothing.
 
 _RECORD_BYTES = 8192
-"""The kernel refuses a read that is smaller than its record."""
+"""Size of a read; the kernel rejects one that is smaller than the record."""
 _MAX_RECORDS = 4096
-"""In one look: a log that is flooded must not hold up whoever reads it."""
+"""Most records in one read, so that a flooded log does not block the caller."""
 
 
 class KernelLog:
@@ -156,14 +158,14 @@ class KernelLog:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError:
-            self.close()  # not ours to read
+            self.close()  # no permission, or no such device
 
     @property
     def readable(self) -> bool:
         return self._file is not None
 
     def lines(self) -> list[str]:
-        """Returns new lines, oldest first, without those overwritten meanwhile."""
+        """Returns new lines, oldest first; lines that the kernel has overwritten are missing."""
         found: list[str] = []
         while self._file is not None and len(found) < _MAX_RECORDS:
             try:
@@ -171,13 +173,13 @@ class KernelLog:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # records were overwritten: the next read begins at the oldest one
+                continue  # records were overwritten: the next read starts at the oldest one
             except OSError:
                 self.close()
                 break
             if not record:
                 break
-            found += _texts(record.decode(errors="replace"))
+            found += _record_messages(record.decode(errors="replace"))
         return found
 
     def close(self) -> None:
@@ -186,40 +188,39 @@ class KernelLog:
             self._file = None
 
 
-def _texts(record: str) -> list[str]:
-    """What a record says: behind its priority, number and time, before its dictionary."""
+def _record_messages(record: str) -> list[str]:
+    """Returns a record's messages, without its priority, number and time, and without its dictionary."""
     return [line.partition(";")[2] or line for line in record.splitlines() if line and not line.startswith(" ")]
 
 
-# ---- kernel words ----------------------------------------------------------------------------------------------------
-# Finds faults of the node in new lines of the kernel's log. Run by `node_monitor` in a thread. The log is the whole
-# node's: what it says of a disk or a GPU is the node's, what it says of a program may be another pod's, and blames
-# nobody.
+# ---- faults in the kernel log ----------------------------------------------------------------------------------------
+# Finds faults of the node in new lines of the kernel's log. The log is that of the whole node: a message about a disk or a
+# GPU is about this node, but one about a program may be about another pod's and blames none.
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
-_MAX_KEPT = 16
+_MAX_FINDINGS = 16
 
 
 class KernelLogFindings:
-    """Keeps what the kernel said since this agent began."""
+    """Finds faults in the kernel's log; each stays a finding for as long as this agent runs."""
 
     name = "kernel"
     period_seconds = 5.0
 
     def __init__(self, log: KernelLog | None = None) -> None:
         self._log = log if log is not None else KernelLog()
-        self._found: dict[str, NodeFinding] = {}
+        self._findings: dict[str, NodeFinding] = {}
 
     def find_faults(self) -> Sequence[NodeFinding]:
         for line in self._log.lines():
             finding = kernel_finding(line)
-            if finding is not None and (finding.reason in self._found or len(self._found) < _MAX_KEPT):
-                self._found[finding.reason] = finding
-        return tuple(self._found.values())
+            if finding is not None and (finding.reason in self._findings or len(self._findings) < _MAX_FINDINGS):
+                self._findings[finding.reason] = finding
+        return tuple(self._findings.values())
 
 
 def kernel_finding(line: str) -> NodeFinding | None:
-    """Reads one line of the kernel's log; None: it says nothing."""
+    """Returns the fault that a line of the kernel's log reports; None: it reports none."""
     xid = _XID.search(line)
     if xid is not None:
         return xid_finding(int(xid.group(2)), f"the GPU at {xid.group(1)}")
@@ -234,15 +235,15 @@ def kernel_finding(line: str) -> NodeFinding | None:
 
 
 # ---- memory pressure -------------------------------------------------------------------------------------------------
-# Reads the kernel's pressure stall information of the node's memory. Run by `node_monitor` in a thread. Memory that
-# many programs wait for makes steps slow long before anything is killed; whose fault it is, the figure does not say.
+# Reads the kernel's pressure stall information of the node's memory. Programs that wait for memory make steps slow long
+# before any process is killed; which program causes it, the figure does not show.
 
 MAX_PERCENT = 20.0
-"""Of the last minute in which every program waited for memory."""
+"""Share of the last minute in which all programs waited for memory, above which it is a fault, in percent."""
 
 
 class MemoryPressure:
-    """Finds a node whose programs wait for memory."""
+    """Finds out whether all programs of the node often wait for memory."""
 
     name = "memory"
     period_seconds = 10.0

@@ -1,7 +1,7 @@
-"""Runs the checks of an agent's node and tells what changed.
+"""Runs the checks of an agent's node and reports changed findings.
 
-Used by `agent_process`, on its loop. Each check is asked at its own period and within a time limit; one that hangs or fails is
-told once by name, and the others go on. What was found is said to people once, and to the coordinator as a whole.
+`agent_process` uses it on its loop. Each check runs at its own period with a timeout; one that hangs or fails is reported
+once by name, and the others continue. A finding is sent once as a notice; the coordinator always gets the whole list.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from surefoot.agent.health.node_checks import FolderCheck, KernelLogFindings, Li
 from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
 
 # ---- node check ------------------------------------------------------------------------------------------------------
-# Defines checks of the node, and runs each in a thread. A driver that hangs takes its caller with it: a check has a
-# daemon thread of its own, is given a time, and is not asked again before it has answered.
+# Defines checks of the node, and runs each in a daemon thread of its own, since a driver that hangs blocks its caller. A
+# check has a timeout and is not started again before it has answered.
 
 
 class NodeCheck(Protocol):
-    """One look at one part of the node; may block, may raise."""
+    """Checks one part of the node; may block and may raise."""
 
     name: str
     period_seconds: float
 
     def find_faults(self) -> Sequence[NodeFinding]:
-        """Returns all that is wrong now; empty: nothing is."""
+        """Returns all present faults; empty: there are none."""
         ...
 
 
@@ -40,7 +40,7 @@ Answer = Callable[[Sequence[NodeFinding] | Exception], None]
 
 
 class CheckThread:
-    """Asks one check, one question at a time."""
+    """Runs one check in a thread, one run at a time."""
 
     def __init__(self, check: NodeCheck) -> None:
         self.check = check
@@ -50,11 +50,11 @@ class CheckThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a question has no answer yet."""
+        """Whether a run of the check has not ended yet."""
         return self._answer is not None
 
     def start_check(self, on_result: Answer) -> None:
-        """Has the thread look once; `answer` is called in it."""
+        """Starts one run of the check; `on_result` is called in the check's thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"check-{self.check.name}", daemon=True)
             self._thread.start()
@@ -68,7 +68,7 @@ class CheckThread:
             assert on_result is not None
             try:
                 result: Sequence[NodeFinding] | Exception = self.check.find_faults()
-            except Exception as error:  # noqa: BLE001  whatever it was, it is told once and the training goes on
+            except Exception as error:  # noqa: BLE001  it is reported once, and the training must continue
                 result = error
             self._answer = None
             on_result(result)
@@ -77,10 +77,10 @@ class CheckThread:
 # ---- node monitor ----------------------------------------------------------------------------------------------------
 
 CHECK_SECONDS = 10.0
-"""A check that takes longer hangs."""
+"""Timeout of one run of a check."""
 
 RETRY_SECONDS = 300.0
-"""The clock is told so often even if nothing was found."""
+"""Time after which the findings are sent again even if nothing changed, so that the operator knows their age."""
 
 _POLL_SECONDS = 1.0
 _ORDER = {"node": 0, "application": 1, "unknown": 2}
@@ -97,13 +97,13 @@ class _RunningCheck:
 
 
 class NodeMonitor:
-    """`run` until cancelled; `findings` is what is wrong now.
+    """Runs the node's checks and reports their findings: `run` until cancelled.
 
     Args:
-        checks: Each is asked in a thread of its own.
+        checks: Checks of the node; each runs in its own thread.
         send: Sends a message to the coordinator.
-        notice: Tells people, by reason and text.
-        clock: Monotonic seconds.
+        notice: Sends a notice for the job's events, by reason and text.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class NodeMonitor:
 
     @property
     def findings(self) -> tuple[NodeFinding, ...]:
-        """Everything found, the gravest first, each reason once."""
+        """All present findings, the most severe first, each reason once."""
         by_reason: dict[str, NodeFinding] = {}
         for finding in (finding for running in self._running_checks for finding in running.findings):
             other = by_reason.get(finding.reason)
@@ -132,14 +132,11 @@ class NodeMonitor:
         return tuple(replace(finding, text=finding.text[:MAX_TEXT_CHARACTERS]) for finding in ordered[:MAX_FINDINGS])
 
     def health(self) -> NodeHealth:
-        """The whole of it as a message."""
+        """Returns the message with all present findings."""
         return NodeHealth(self.findings, time.time())
 
     async def first_answer(self, name: str) -> None:
-        """Waits until this check has answered once.
-
-        What it found is sent by then. Without such a check it returns at once.
-        """
+        """Waits until this check has answered once and its findings are sent; returns at once if there is no such check."""
         for running in self._running_checks:
             if running.thread.check.name == name:
                 await running.answered.wait()
@@ -150,32 +147,32 @@ class NodeMonitor:
             await asyncio.sleep(_POLL_SECONDS)
 
     def poll_checks(self) -> None:
-        """Asks what is due, and names what hangs."""
+        """Starts the checks that are due and reports those that exceed their timeout."""
         now = self._clock()
         for running in self._running_checks:
             if running.since_seconds is not None:
                 if now - running.since_seconds > CHECK_SECONDS:
-                    self._trouble(running, "HealthCheckTimeout", f"has not answered for {CHECK_SECONDS:g} s")
+                    self._report_trouble(running, "HealthCheckTimeout", f"has not answered for {CHECK_SECONDS:g} s")
             elif now >= running.due_seconds:
                 running.since_seconds = now
-                running.thread.start_check(functools.partial(self._answered, running))
+                running.thread.start_check(functools.partial(self._on_result, running))
         if now - self._sent_seconds >= RETRY_SECONDS:
             self._send_health()
 
-    def _answered(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
-        """In the check's thread."""
+    def _on_result(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
+        """Passes a check's result to the loop; called in the check's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._take, running, result)
+            self._loop.call_soon_threadsafe(self._record_result, running, result)
         except RuntimeError:
             pass  # the agent has ended
 
-    def _take(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
+    def _record_result(self, running: _RunningCheck, result: Sequence[NodeFinding] | Exception) -> None:
         running.since_seconds = None
         running.due_seconds = self._clock() + running.thread.check.period_seconds
-        running.answered.set()  # whoever waits for it comes to its turn behind this
+        running.answered.set()  # waiters run after this function, when the findings are sent
         if isinstance(result, Exception):
-            self._trouble(running, "HealthCheckError", f"failed: {type(result).__name__}: {result}")
-            result = running.findings  # what it found before stands
+            self._report_trouble(running, "HealthCheckError", f"failed: {type(result).__name__}: {result}")
+            result = running.findings  # keep its former findings
         running.findings = tuple(result)
         for finding in running.findings:
             self._notify_once(finding.reason, finding.text)
@@ -186,12 +183,12 @@ class NodeMonitor:
         self._sent_findings, self._sent_seconds = self.findings, self._clock()
         self._send(self.health())
 
-    def _trouble(self, running: _RunningCheck, reason: str, text: str) -> None:
+    def _report_trouble(self, running: _RunningCheck, reason: str, text: str) -> None:
         if reason in running.error:
             return
         running.error.add(reason)
         metrics.fallbacks.labels("node_check").inc()
-        self._notice(reason, f"the node check {running.thread.check.name} {text}; it is not told again")
+        self._notice(reason, f"the node check {running.thread.check.name} {text}; this is reported only once")
 
     def _notify_once(self, reason: str, text: str) -> None:
         if (reason, text) in self._notified or len(self._notified) >= 64:
@@ -201,14 +198,13 @@ class NodeMonitor:
 
 
 def _urgent_part(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
-    """What must be told at once where it changes; a figure in a sentence may wait."""
+    """Returns the part of the findings whose change is sent at once; changed numbers in texts can wait."""
     return [(finding.reason, finding.blame) for finding in findings]
 
 
-# ---- node checks parts -----------------------------------------------------------------------------------------------
-# Lists the checks that an agent runs of its node.
+# ---- list of checks --------------------------------------------------------------------------------------------------
 
 
 def node_checks(folders: Iterable[Path]) -> list[NodeCheck]:
-    """Makes one check of each kind; the worker writes to `folders`."""
+    """Creates one check of each kind; `folders` are those that the worker writes to."""
     return [GpuCheck(), KernelLogFindings(), MemoryPressure(), FolderCheck(folders), LinkCheck()]

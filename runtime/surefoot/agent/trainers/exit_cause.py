@@ -1,7 +1,8 @@
-"""Classifies a trainer's exit as a first cause or a secondary error.
+"""Finds the first cause among the exits of a worker's trainers.
 
-Pure. A killed rank breaks its peers' connections within milliseconds, and every one of them raises: those errors are
-secondary, cost no budget, and must not hide the first. Called by `supervisor` when an exit is seen.
+A killed rank breaks its peers' connections within milliseconds, and each of them raises an error. Those errors are
+secondary: they cost no restart budget and must not hide the first cause. `supervisor` calls this at each exit. Pure, but
+for the counters of the OOM killer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 from surefoot.agent.staging_memory import MemoryHeadroom, read_headroom
 from surefoot.protocol.text import format_bytes
 
-_ECHOES = re.compile(
+_SECONDARY_ERRORS = re.compile(
     "|".join(
         (
             r"connection (was )?(closed|reset|refused|aborted)( by (remote )?peer)?",
@@ -41,39 +42,45 @@ _ERRORS_OF_COLLECTIVES = {"RuntimeError", "ConnectionError", "ConnectionResetErr
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """Holds what a trainer wrote about its own error."""
+    """The error file that a trainer wrote before it exited."""
 
     kind: str
+    """Qualified name of the exception's class."""
     message: str
     at: float
-    """Unix seconds on this machine: orders the ranks of one worker, nothing else."""
+    """Time of the error in Unix seconds of this node; only for ordering the ranks of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """What is known of one local rank's end.
-
-    It may have written its error and not have exited yet.
-    """
+    """Describes how one local rank ended; it may have written its error file and not have exited yet."""
 
     local: int
+    """Local rank."""
     code: int | None
+    """Exit code, negative for a signal; None: the process still runs."""
     report: ErrorReport | None
+    """Error file of the rank; None: it wrote none."""
     oom: str = ""
-    """What the kernel's OOM killer had to do with it."""
+    """Description of an OOM kill that may have ended it; empty: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
+    """First cause of failure on a worker."""
+
     local: int
+    """Local rank that failed first."""
     text: str
+    """The failure in one line."""
     secondary: bool
+    """Whether it is only the effect of another worker's failure."""
 
 
 def first_cause(exits: Sequence[RankExit]) -> ExitCause:
     """Chooses the worker's first cause.
 
-    The earliest error that is no echo, else a death without a report, else the earliest.
+    It is the earliest reported error that is not secondary; else an exit without a report; else the earliest error.
     """
     reported = sorted((e for e in exits if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
     primary = next((e for e in reported if e.report is not None and not is_secondary(e.report)), None)
@@ -88,15 +95,15 @@ def first_cause(exits: Sequence[RankExit]) -> ExitCause:
 
 
 def is_secondary(report: ErrorReport) -> bool:
-    """Whether an error is what another rank's death makes ranks raise."""
+    """Whether an error is of a kind that ranks raise when another rank ends."""
     kind = report.kind.rpartition(".")[2]
     if kind not in _COLLECTIVE_TYPES | _ERRORS_OF_COLLECTIVES:
         return False
-    return _ECHOES.search(report.message) is not None
+    return _SECONDARY_ERRORS.search(report.message) is not None
 
 
 def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str:
-    """Describes an end in one line: exception, signal, exit code, or OOM."""
+    """Describes an exit in one line: exception, signal, exit code or OOM kill."""
     if oom:
         return f"killed by {oom}" if report is None and code == -signal.SIGKILL else f"{describe(code, report)}; {oom}"
     if report is not None:
@@ -111,7 +118,7 @@ def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str
 
 
 def read_report(text: str) -> ErrorReport | None:
-    """Parses an error file: ours or torch's `@record`; None: neither."""
+    """Parses an error file, written by Surefoot or by torch's `@record`; None: it is neither."""
     try:
         record = json.loads(text)
         message = record["message"]
@@ -132,90 +139,92 @@ def _signal_name(number: int) -> str:
 
 
 # ---- out of memory ---------------------------------------------------------------------------------------------------
-# Detects kills by the kernel's OOM killer, and whose limit was reached. Counters are read before trainers start and
-# when one is gone. A process that the OOM killer ends leaves no word: it looks like any SIGKILL, and people look for a
-# fault where a limit was reached; and a node that others filled would use up the budget of a program that did nothing.
-# Reads /sys, /proc and the kernel's log only.
+# Detects kills by the kernel's OOM killer, and the limit that was reached. Counters are read before trainers start and
+# after one has ended. A process that the OOM killer ends writes nothing: it looks like any SIGKILL, so users would search
+# for a bug where a limit was reached, and a node filled by other pods would use up the restart budget of an innocent
+# program. Reads /sys, /proc and the kernel's log only.
 
 Limit = Literal["", "limit", "node"]
-"""Whose memory was used up: the container's own limit, the node's, or nobody's."""
+"""Memory that was used up: the container's limit, the node's memory, or neither (empty)."""
 
 _COUNTERS = (
-    # version 2 and version 1 as a container sees its own group: what was killed there, and when its limit was reached
+    # cgroup versions 2 and 1 as a container sees its own group: file with kills, file with limit hits and the key in it
     ("fs/cgroup/memory.events", "fs/cgroup/memory.events", "oom"),
     ("fs/cgroup/memory/memory.oom_control", "fs/cgroup/memory/memory.failcnt", ""),
 )
 _KILL = re.compile(r"oom-kill:constraint=(\w+).*?(?:oom_memcg=([^,]*))?,task_memcg=([^,]*)")
 _CHILD = re.compile(r"killed by signal: killed|signal 9\b|sigkill", re.IGNORECASE)
 _NODES_GROUPS = re.compile(r"/kubepods(\.slice)?(/kubepods-\w+\.slice|/burstable|/besteffort)?/?")
-"""Groups that a kubelet gives a share of its node to, above those of pods."""
+"""Memory groups of the kubelet above those of pods: their limits are shares of the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomCounts:
-    """Readings of one moment."""
+    """Counters of the OOM killer at one moment."""
 
     kills: int = 0
-    """Processes that any OOM killer ended: in this container, or on the machine where there is none."""
+    """Number of processes killed in this container, or on the whole machine outside a container."""
     limit_hits: int | None = None
-    """How often the container's own limit was reached; None: it cannot be read."""
+    """Number of times the container's own limit was reached; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomKill:
-    """A kill between two readings, for people and for the budget."""
+    """An OOM kill: the limit that was reached and a description for the incident."""
 
     limit: Limit
     text: str
 
 
 def oom_counts(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> OomCounts:
-    """Counts OOM kills in this container so far, or on the machine.
-
-    The machine's count is read where there is no container.
-    """
+    """Reads the counts of OOM kills in this container so far, or on the machine outside a container."""
     for killed, reached, name in _COUNTERS:
-        kill_count = _count(system / killed, "oom_kill")
+        kill_count = _read_count(system / killed, "oom_kill")
         if kill_count is not None:
-            return OomCounts(kill_count, _count(system / reached, name))
-    return OomCounts(_count(processes / "vmstat", "oom_kill") or 0)
+            return OomCounts(kill_count, _read_count(system / reached, name))
+    return OomCounts(_read_count(processes / "vmstat", "oom_kill") or 0)
 
 
 def oom_between(
     before: OomCounts, after: OomCounts, headroom: MemoryHeadroom | None = None, kernel: Iterable[str] = ()
 ) -> OomKill | None:
-    """Explains OOM kills between two readings; None if there were none.
+    """Describes an OOM kill between two readings; None if there was none.
 
     Args:
-        before: Counts before the epoch's trainers started.
-        after: Counts once one of them is gone.
-        left: The container's memory; None: it is read.
-        kernel: Lines of the kernel's log since then, none where it may not be read.
+        before: Counts before the generation's trainers started.
+        after: Counts after one of them has ended.
+        headroom: The container's memory; None: it is read now.
+        kernel: Lines of the kernel's log in between; empty if it cannot be read.
     """
     if after.kills <= before.kills:
         return None
     headroom = read_headroom() if headroom is None else headroom
     limit_bytes = headroom.limit if headroom is not None else None
-    is_limit_reached = limit_bytes is not None and (after.limit_hits is None or after.limit_hits > (before.limit_hits or 0))
+    is_limit_reached = limit_bytes is not None and (
+        after.limit_hits is None or after.limit_hits > (before.limit_hits or 0)
+    )
     limit = _limit_in_kernel_log(kernel) or ("limit" if is_limit_reached else "node")
     if headroom is None or limit_bytes is None:
-        detail = "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
+        detail = (
+            "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
+        )
         return OomKill(limit, f"the kernel's OOM killer: {detail}")
     usage_text = f"{format_bytes(headroom.used)} of it are in use now"
     if limit == "limit":
         remedy = "raise resources.limits.memory, or use less a rank"
         return OomKill(
-            limit, f"the kernel's OOM killer: the container's memory limit is {format_bytes(limit_bytes)}, {usage_text}; {remedy}"
+            limit,
+            f"the kernel's OOM killer: the container's memory limit is {format_bytes(limit_bytes)}, {usage_text}; {remedy}",
         )
     detail = f"the node's memory was used up; the container's own limit of {format_bytes(limit_bytes)} was not reached, {usage_text}"
     return OomKill(limit, f"the kernel's OOM killer: {detail}")
 
 
 def injected_kill(path: Path | None) -> OomKill | None:
-    """The kill that `surefoot local --fault oom` made, told once; None: none.
+    """Returns, once, the OOM kill that `surefoot local --fault oom` injected; None: there was none.
 
-    `word` names the memory group that a trainer was put into, whose own counters say whether the kernel ended it there, or
-    why SIGKILL had to stand in.
+    The file at `path` names the memory group into which a trainer was put, whose counters show whether the kernel killed it
+    there, or the reason why SIGKILL was used instead.
     """
     if path is None or not path.exists():
         return None
@@ -224,18 +233,20 @@ def injected_kill(path: Path | None) -> OomKill | None:
         text = f"the kernel's OOM killer, for which SIGKILL stands in here ({why})"
     else:
         group = Path(injection["group"])
-        if not (_count(group / "memory.events", "oom_kill") or _count(group / "memory.oom_control", "oom_kill")):
-            return None  # this end is another's
+        if not (
+            _read_count(group / "memory.events", "oom_kill") or _read_count(group / "memory.oom_control", "oom_kill")
+        ):
+            return None  # this exit has another cause
         text = "the kernel's OOM killer: the limit of the memory group that it was put into was reached"
     path.unlink()
     return OomKill("limit", text)
 
 
 def limit_of(failed: RankExit | None, kill: OomKill | None) -> Limit:
-    """Whose memory ended this rank; empty: its end has another cause.
+    """Returns the limit for which this rank was killed; empty: its exit has another cause.
 
-    The counters tell that something was killed, not who: only a rank that was killed, or says that a process of its own
-    was, is taken for it.
+    The counters show that a process was killed, not which: only a rank that ended by SIGKILL, or that reports a killed
+    process of its own, is attributed to the OOM killer.
     """
     if kill is None or failed is None:
         return ""
@@ -245,7 +256,7 @@ def limit_of(failed: RankExit | None, kill: OomKill | None) -> Limit:
 
 
 def _limit_in_kernel_log(lines: Iterable[str]) -> Limit:
-    """Whose limit the kernel's own lines name; empty: none, or several."""
+    """Returns the limit that the kernel's log names; empty: none, or several different ones."""
     limits: set[Limit] = set()
     for line in lines:
         match = _KILL.search(line)
@@ -257,13 +268,13 @@ def _limit_in_kernel_log(lines: Iterable[str]) -> Limit:
     return limits.pop() if len(limits) == 1 else ""
 
 
-def _count(path: Path, name: str) -> int | None:
-    """The number behind `name`, or that of a file of one number."""
+def _read_count(path: Path, name: str) -> int | None:
+    """Reads the number after `name` in a file; an empty `name` reads a file that is one number."""
     try:
         for line in path.read_text().splitlines():
             key, _, number = line.rpartition(" ")
             if key == name:
                 return int(number)
     except (OSError, ValueError):
-        pass  # another kind of machine: the next place is looked at
+        pass  # this system has another cgroup version: the caller tries its file
     return None

@@ -1,7 +1,7 @@
 """Copies trainers' log files to stdout, each line prefixed with its rank.
 
-A thread of its own does it, so that a reader of stdout that stands still holds up nothing else. What is shown is
-limited (`log_forwarder`); the files stay complete whatever happens to the agent.
+It runs in its own thread, so that a blocked reader of stdout delays nothing else. The rate is limited; the files stay
+complete whatever happens to the agent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO
 
 # ---- rate limit ------------------------------------------------------------------------------------------------------
-# Limits the bytes of trainer logs that reach stdout. Pure. What it leaves out is counted and said. A trainer that
-# prints in a loop must not fill a node's disk with container logs, nor hide the other ranks' words. Time is an
-# argument.
+# Limits the bytes of trainer logs that reach stdout, and reports how much is left out: a trainer that prints in a
+# loop must not fill a node's disk with container logs or bury the other ranks' output. Pure; time is an argument.
 
 BYTES_PER_SECOND = 256 << 10
 BURST_BYTES = 4 << 20
@@ -39,7 +38,7 @@ class LogRateLimit:
     _reported_seconds: float = float("-inf")
 
     def admit(self, size: int, now: float) -> bool:
-        """Whether a line of `size` bytes is shown; others are counted."""
+        """Decides whether a line of `size` bytes is shown; counts it if not."""
         level = self.burst if self._level is None else min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if size > level:
@@ -50,20 +49,20 @@ class LogRateLimit:
         return True
 
     def skip(self, lines: int, size: int) -> None:
-        """Counts what is left out unread."""
+        """Counts lines and bytes that are not shown."""
         self._lines += lines
         self._bytes += size
 
     def overflow(self, now: float, is_final: bool = False) -> str | None:
-        """Reports lines left out since the last report; None: nothing to report.
+        """Describes the output left out since the last report; None: nothing, or the last report is too recent.
 
-        At most every `say_seconds`, unless it is the `last`.
+        A report comes at most every `report_seconds`, unless `is_final`.
         """
         if not self._bytes or (now - self._reported_seconds < self.report_seconds and not is_final):
             return None
         text = (
             f"{self._lines} lines ({self._bytes} bytes) are not shown here: the trainers of this worker print more than "
-            f"{self.rate / 1024:.0f} KiB a second; their log files have all of it"
+            f"{self.rate / 1024:.0f} KiB a second; their log files are complete"
         )
         self._lines = self._bytes = 0
         self._reported_seconds = now
@@ -76,14 +75,14 @@ _POLL_SECONDS = 0.2
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
 _PIECE_BYTES = 1 << 20
-"""Read at a time, of each file in turn: one that grows faster than it can be shown keeps no other waiting."""
+"""Most bytes read from a file before the next one's turn, so that a fast-growing file does not delay the others."""
 _LINE_BYTES = 16 << 10
-"""A longer line is shown in pieces."""
+"""Longest line that is shown whole; a longer one is split."""
 _BEHIND_BYTES = 32 << 20
-"""Further behind than this, the reader skips to the newest lines."""
+"""Unread bytes of a file above which the reader skips to the newest lines."""
 
-_ENDED = 64
-"""Files that ended lately: more ranks than that no worker has."""
+_MAX_FINISHED = 64
+"""Number of finished files that are remembered for their tails; no worker has more ranks."""
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class _ForwardedLog:
     offset: int = 0
     rest: bytes = b""
     cut: bool = False
-    """Something of it was not shown."""
+    """Whether some of its lines were not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +102,24 @@ class _ShowTail:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unfollow:
+class _StopForwarding:
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Ends the forwarding."""
+    """Requests the end of the forwarding thread."""
 
 
 @dataclass(slots=True)
 class LogForwarder:
-    """Queues orders for its thread; `close` waits for them, but not long."""
+    """Forwards log files in a thread; `close` gives it a moment to finish queued requests."""
 
     out: IO[str] = field(default_factory=lambda: sys.stdout)
     flow: LogRateLimit = field(default_factory=LogRateLimit)
-    _orders: queue.SimpleQueue[_ForwardedLog | _Unfollow | _ShowTail | _End] = field(default_factory=queue.SimpleQueue)
+    _requests: queue.SimpleQueue[_ForwardedLog | _StopForwarding | _ShowTail | _End] = field(
+        default_factory=queue.SimpleQueue
+    )
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -126,56 +127,56 @@ class LogForwarder:
         self._thread.start()
 
     def start_forwarding(self, path: Path, rank: int) -> None:
-        """Forwards what is written to this file from now on."""
-        self._orders.put(_ForwardedLog(path, f"[rank {rank}] "))
+        """Starts forwarding a trainer's log file."""
+        self._requests.put(_ForwardedLog(path, f"[rank {rank}] "))
 
     def stop_forwarding(self, path: Path) -> None:
-        """Forwards what is there, then no more."""
-        self._orders.put(_Unfollow(path))
+        """Forwards the rest of the file, then no more of it."""
+        self._requests.put(_StopForwarding(path))
 
     def tail(self, path: Path, rank: int) -> None:
-        """Shows a file's last lines where some were left out before."""
-        self._orders.put(_ShowTail(path, f"[rank {rank}] "))
+        """Shows the last lines of a file if some of its lines were left out."""
+        self._requests.put(_ShowTail(path, f"[rank {rank}] "))
 
     def close(self, seconds: float = 1.0) -> None:
-        self._orders.put(_End())
+        self._requests.put(_End())
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _run(self) -> None:
         followed: dict[Path, _ForwardedLog] = {}
-        finished: collections.deque[_ForwardedLog] = collections.deque(maxlen=_ENDED)
+        finished: collections.deque[_ForwardedLog] = collections.deque(maxlen=_MAX_FINISHED)
         while True:
-            request = self._next(_POLL_SECONDS if followed else None)
+            request = self._next_request(_POLL_SECONDS if followed else None)
             match request:
                 case _ForwardedLog(path=path):
                     followed[path] = request
-                case _Unfollow(path):
+                case _StopForwarding(path):
                     entry = followed.pop(path, None)
                     if entry is not None:
-                        self._to_the_end(entry)
+                        self._forward_rest(entry)
                         finished.append(entry)
                 case _ShowTail(path, prefix):
                     if any(entry.cut and entry.path == path for entry in (*followed.values(), *finished)):
                         self._show(_last_lines(path), prefix)
                 case _End():
                     for entry in followed.values():
-                        self._to_the_end(entry)
+                        self._forward_rest(entry)
                     self._show_overflow(last=True)
                     return
             for entry in followed.values():
                 self._forward(entry)
             self._show_overflow()
 
-    def _next(self, wait: float | None) -> _ForwardedLog | _Unfollow | _ShowTail | _End | None:
+    def _next_request(self, wait: float | None) -> _ForwardedLog | _StopForwarding | _ShowTail | _End | None:
         try:
-            return self._orders.get(timeout=wait)
+            return self._requests.get(timeout=wait)
         except queue.Empty:
             return None
 
     def _forward(self, entry: _ForwardedLog) -> int:
-        """Forwards one piece of what is new; returns its bytes."""
-        with contextlib.suppress(OSError), entry.path.open("rb") as file:  # not there yet, or cleaned away
+        """Forwards up to _PIECE_BYTES of new output; returns the number of bytes."""
+        with contextlib.suppress(OSError), entry.path.open("rb") as file:  # not created yet, or deleted
             size = file.seek(0, 2)
             if size - entry.offset > _BEHIND_BYTES:
                 skipped = size - entry.offset - _PIECE_BYTES
@@ -188,17 +189,17 @@ class LogForwarder:
             while len(entry.rest) > _LINE_BYTES:
                 lines.append(entry.rest[:_LINE_BYTES])
                 entry.rest = entry.rest[_LINE_BYTES:]
-            self._limited(entry, lines)
+            self._show_admitted(entry, lines)
             return len(data)
         return 0
 
-    def _to_the_end(self, entry: _ForwardedLog) -> None:
+    def _forward_rest(self, entry: _ForwardedLog) -> None:
         while self._forward(entry):
             pass
         if entry.rest:
-            self._limited(entry, [entry.rest])
+            self._show_admitted(entry, [entry.rest])
 
-    def _limited(self, entry: _ForwardedLog, lines: list[bytes]) -> None:
+    def _show_admitted(self, entry: _ForwardedLog, lines: list[bytes]) -> None:
         now = time.monotonic()
         admitted = [line for line in lines if self.flow.admit(len(entry.prefix) + len(line) + 1, now)]
         entry.cut = entry.cut or len(admitted) < len(lines)
@@ -210,7 +211,7 @@ class LogForwarder:
             self._show([text], "[surefoot] ")
 
     def _show(self, lines: list[str], prefix: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # whoever read us has gone; the files are complete
+        with contextlib.suppress(OSError, ValueError):  # the reader of stdout is gone; the files are complete
             for text in lines:
                 self.out.write(f"{prefix}{text}\n")
             self.out.flush()

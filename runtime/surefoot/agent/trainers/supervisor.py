@@ -1,7 +1,7 @@
-"""Starts, watches and kills an epoch's trainers, and reports each exit.
+"""Starts, watches and kills a generation's trainers, and reports each exit.
 
-Used by `agent_process` alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
-the last rank only when nothing that the ranks started is left.
+Only `agent_process` uses it, on its loop. Each rank's exit is reported once, also for a rank that could not be started.
+The last rank's exit is reported only when no process that the ranks started is left.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 
 # ---- environment -----------------------------------------------------------------------------------------------------
 # Builds one trainer's environment: torchrun's variables and Surefoot's own. Pure. A program that runs under torchrun
-# finds here what it expects there; `TORCHELASTIC_RESTART_COUNT` is the epoch.
+# finds the variables that it expects; `TORCHELASTIC_RESTART_COUNT` is the generation.
 
-_OWN_TO_AGENT = (
+_AGENT_ONLY_VARIABLES = (
     "SUREFOOT_TOKEN",
     "SUREFOOT_TOKEN_FILE",
     "SUREFOOT_COORDINATOR_URL",
@@ -58,17 +58,17 @@ _OWN_TO_AGENT = (
     "SUREFOOT_COORDINATOR_CA",
     "SUREFOOT_METRICS_PORT",
 )
-"""A trainer has no business with the coordinator: it gets neither its address nor the token. The port is taken."""
+"""Variables that trainers do not get: they must not reach the coordinator, and the agent itself uses the metrics port."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlace:
-    """Describes a trainer's rank, store, socket and files."""
+    """Describes a trainer's rank, store, socket and files, for its environment."""
 
     assign: Assign
     local: int
     store: str
-    """host:port."""
+    """Address of the TCP store (host:port)."""
     socket: str
     error_file: str
     stacks_file: str = ""
@@ -76,14 +76,11 @@ class TrainerPlace:
 
 
 def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
-    """Builds a trainer's environment over the agent's own.
-
-    That carries the job's settings and the template's env.
-    """
+    """Builds a trainer's environment from the agent's, which has the job's settings and the pod template's variables."""
     assign = place.assign
     host, _, port = place.store.rpartition(":")
-    environment = {name: value for name, value in base.items() if name not in _OWN_TO_AGENT}
-    # as torchrun does: several ranks with a thread per core each would only fight; set it in the template to differ
+    environment = {name: value for name, value in base.items() if name not in _AGENT_ONLY_VARIABLES}
+    # as torchrun does: several ranks with one thread per core each slow each other down; the template may set it
     environment.setdefault("OMP_NUM_THREADS", "1")
     return environment | {
         "RANK": str(assign.first_rank + place.local),
@@ -109,16 +106,15 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
 
 
 # ---- activity --------------------------------------------------------------------------------------------------------
-# Reads what trainers and their children have read, written and computed. Linux's /proc; a process that ended meanwhile
-# counts nothing.
+# Reads the I/O and CPU time of trainers and their children from /proc; a process that has ended counts nothing.
 
 _MAX_CHILDREN = 256
 
 
 def activity_of(pids: Iterable[tuple[int, bool]]) -> ProcessActivity:
-    """Sums over these processes and their children.
+    """Sums I/O and CPU time of these processes and their children.
 
-    Each comes with whether it waits for other ranks: CPU that it spends on that is no sign of life.
+    The flag of each process: whether it waits for other ranks. CPU time spent spinning in a wait is no sign of progress.
     """
     io_bytes, seconds = 0, 0.0
     for pid, waits in pids:
@@ -140,22 +136,22 @@ def _io_bytes(pid: int) -> int:
 
 
 # ---- orphans ---------------------------------------------------------------------------------------------------------
-# Reaps and kills the processes that ended trainers leave behind. The kernel hands them to the agent, which is a
-# subreaper. A data loader's worker may linger harmlessly, but a torchrun's workers train and write into staging memory:
-# a worker counts as stopped only when they are gone too. Used by `supervisor` when an epoch's last rank has ended.
+# Reaps and kills the processes that trainers leave running when they end. The kernel makes them children of the agent,
+# which is a subreaper. A data loader's process is harmless, but ranks that the trainer started itself (by torchrun) still
+# train and write into staging memory: the worker counts as stopped only when they have ended too.
 
 _SWEEP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
 
 class OrphanReaper:
-    """Treats every child process that is not in `own` as an orphan."""
+    """Reaps and kills child processes that the agent did not start; `own` returns the pids that it did."""
 
     def __init__(self, own_pids: Callable[[], set[int]]) -> None:
         self._own = own_pids
 
     def reap(self) -> set[int]:
-        """Buries the dead ones; those that live."""
+        """Reaps ended orphans; returns the pids of those that still run."""
         living: set[int] = set()
         for pid in children(os.getpid()) - self._own():
             try:
@@ -167,7 +163,7 @@ class OrphanReaper:
         return living
 
     async def kill_all(self) -> None:
-        """Kills every orphan, and what becomes one thereby, until none is left."""
+        """Kills all orphans, and those that become orphans by it, until none is left or _SWEEP_SECONDS have passed."""
         deadline = time.monotonic() + _SWEEP_SECONDS
         while living := self.reap():
             for pid in living:
@@ -175,7 +171,10 @@ class OrphanReaper:
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 metrics.fallbacks.labels("orphans_left").inc()
-                _log.error("processes %s of ended trainers do not die: the kernel holds them", sorted(living))
+                _log.error(
+                    "processes %s of ended trainers do not end after SIGKILL: they are blocked in the kernel",
+                    sorted(living),
+                )
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -195,13 +194,13 @@ class _LocalTrainer:
     stacks_file: Path
     child: Child | None = None
     code: int | None = None
-    stood: str = ""
-    """Where it was said to stand last."""
+    logged_stack: str = ""
+    """Stack that was logged last, so that the same one is not logged again."""
 
 
 @dataclass(slots=True)
 class TrainerSupervisor:
-    """Supervises trainers; `on_exit` receives each exit, `folder` their logs."""
+    """Supervises the local trainers; `on_exit` gets each exit, and `folder` is for their logs."""
 
     starter: Starter
     forwarder: LogForwarder
@@ -215,17 +214,17 @@ class TrainerSupervisor:
     _killed: int = 0
     _blamed: bool = False
     _oom: OomCounts = field(default_factory=OomCounts)
-    """Of the kernel's OOM killer, before the epoch's trainers started."""
+    """Counters of the kernel's OOM killer before the generation's trainers started."""
     _injected: OomKill | None = None
-    """A kill that was made on purpose in this epoch."""
+    """OOM kill that `surefoot local` injected in this generation; None: none."""
     _kernel: KernelLog | None = None
-    """Open since then."""
+    """Kernel log, open since the generation's trainers were started."""
     _kernel_lines: list[str] = field(default_factory=list)
     _running: dict[int, _LocalTrainer] = field(default_factory=dict)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, assign: Assign, store: str) -> None:
-        """Starts every local rank; one that cannot start has exited, with cause."""
+        """Starts every local rank; one that cannot be started is reported as exited, with the cause."""
         self._generation, self._blamed = assign.generation, False
         self._oom, self._injected = oom_counts(), None
         self._forget_kernel_log()
@@ -244,12 +243,12 @@ class TrainerSupervisor:
         running = self._running
         for local, entry in running.items():
             entry.error_file.unlink(missing_ok=True)
-            if self._killed >= assign.generation:  # a newer epoch came while we were starting
-                self._ended(assign.generation, local, running, _KILLED)
+            if self._killed >= assign.generation:  # a newer generation was claimed while these trainers were started
+                self._report_exit(assign.generation, local, running, _KILLED)
                 continue
             place = TrainerPlace(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
             try:
-                entry.child = await self._spawn(place, entry.log)
+                entry.child = await self._start_trainer(place, entry.log)
             except OSError as error:
                 reason = f"rank {entry.rank} could not be started: {error}"
                 entry.code = _NOT_STARTED
@@ -258,22 +257,22 @@ class TrainerSupervisor:
             if self._killed >= assign.generation:
                 entry.child.kill()
             self.forwarder.start_forwarding(entry.log, entry.rank)
-            self._watch(assign.generation, local, running)
+            self._watch_exit(assign.generation, local, running)
 
     def kill(self, generation: int) -> None:
-        """Kills every trainer of this epoch, also those being forked."""
+        """Kills every trainer of this generation, also those that are being started."""
         self._killed = max(self._killed, generation)
         for entry in self._running.values():
             if entry.child is not None:
                 entry.child.kill()
 
     async def capture_stacks(self) -> tuple[str, HangObservation | None]:
-        """Summarizes where living trainers are, and in which collectives.
+        """Captures the running trainers' stacks and collectives, and logs main threads that have changed.
 
-        A main thread is logged where it was not before. The complete stacks stay beside their logs.
+        The complete stacks are written to files next to the trainers' logs.
 
         Returns:
-            Lines for people, and the same for comparison: None where some rank gave no stack.
+            A summary in text, and the same for comparison; the latter is None if some rank gave no stack.
         """
         running = [e for e in self._running.values() if e.child is not None and e.code is None]
         (*captured,), answers = await asyncio.gather(
@@ -285,18 +284,22 @@ class TrainerSupervisor:
         stack_groups = rank_stacks(captured)
         waiting = {rank for group in stack_groups if group.waiting for rank in group.ranks}
         pids = [(entry.child.pid, entry.rank in waiting) for entry in running if entry.child is not None]
-        observation = HangObservation(time.monotonic(), stack_groups, activity_of(pids), hang_diagnosis.collectives_of(answers))
+        observation = HangObservation(
+            time.monotonic(), stack_groups, activity_of(pids), hang_diagnosis.collectives_of(answers)
+        )
         return f"{summarize_stacks(captured)}\n{collectives}", observation if stack_groups else None
 
-    def _log_stacks(self, captured: Sequence[stacks.CapturedStack], running: Sequence[_LocalTrainer], collectives: str) -> None:
+    def _log_stacks(
+        self, captured: Sequence[stacks.CapturedStack], running: Sequence[_LocalTrainer], collectives: str
+    ) -> None:
         logged = False
         for stack, entry in zip(captured, running, strict=True):
             stack_text = stack.why or "\n  ".join(map(str, main_thread(stack.text)[:_MAX_FRAMES]))
-            if entry.stood == stack_text:
+            if entry.logged_stack == stack_text:
                 continue
-            entry.stood, logged = stack_text, True
+            entry.logged_stack, logged = stack_text, True
             _log.warning(
-                "rank %d makes no progress, its main thread: %s; in full: %s",
+                "rank %d makes no progress; its main thread: %s; all threads: %s",
                 stack.rank,
                 stack_text,
                 entry.stacks_file,
@@ -310,7 +313,7 @@ class TrainerSupervisor:
         await asyncio.gather(*self._watchers)
         self._forget_kernel_log()
 
-    async def _spawn(self, place: TrainerPlace, log: Path) -> Child:
+    async def _start_trainer(self, place: TrainerPlace, log: Path) -> Child:
         environment = trainer_environment(self.environment, place)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -318,44 +321,49 @@ class TrainerSupervisor:
         finally:
             os.close(output)
 
-    def _watch(self, generation: int, local: int, running: dict[int, _LocalTrainer]) -> None:
+    def _watch_exit(self, generation: int, local: int, running: dict[int, _LocalTrainer]) -> None:
         async def watch() -> None:
             child = running[local].child
             assert child is not None
             code = await child.exited
             running[local].code = code
             if all(entry.code is not None for entry in running.values()):
-                # the last one: what the ranks started themselves goes with them, before anybody says "stopped"
+                # the last one: kill all processes that the ranks started before the worker is reported as stopped
                 await self.orphans.kill_all()
-            self._ended(generation, local, running, code)
+            self._report_exit(generation, local, running, code)
 
         task = asyncio.create_task(watch())
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    def _ended(self, generation: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
+    def _report_exit(self, generation: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
         entry = running[local]
         entry.code = code
         self.forwarder.stop_forwarding(entry.log)
         if code == 0 or self._killed >= generation:
             self.on_exit(TrainerExited(generation, local, code, f"exit code {code}"))
             return
-        cause, oom = self._cause(running)
+        cause, oom = self._find_cause(running)
         if not self._blamed:
             self._blamed = True
             self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
         failed_rank = running[cause.local].rank
-        _log.warning("rank %d exited: %s", failed_rank, cause.text, extra={"rank": failed_rank, "generation": generation})
+        _log.warning(
+            "rank %d exited: %s", failed_rank, cause.text, extra={"rank": failed_rank, "generation": generation}
+        )
         self.on_exit(TrainerExited(generation, local, code, cause.text, cause.secondary, cause.local, oom))
 
-    def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[ExitCause, Limit]:
-        """The first cause, and whose memory it was where it is the OOM killer's."""
+    def _find_cause(self, running: dict[int, _LocalTrainer]) -> tuple[ExitCause, Limit]:
+        """Returns the worker's first cause of failure, and the exceeded memory limit if it was an OOM kill."""
         if self._kernel is not None:
             self._kernel_lines += self._kernel.lines()
         self._injected = self._injected or injected_kill(fault_file("oom"))
         kill = self._injected or oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
         oom_text = kill.text if kill is not None else ""
-        exits = [RankExit(local, entry.code, _report(entry.error_file), oom_text) for local, entry in running.items()]
+        exits = [
+            RankExit(local, entry.code, _read_error_file(entry.error_file), oom_text)
+            for local, entry in running.items()
+        ]
         cause = first_cause(exits)
         return cause, limit_of(next((e for e in exits if e.local == cause.local), None), kill)
 
@@ -365,8 +373,8 @@ class TrainerSupervisor:
         self._kernel, self._kernel_lines = None, []
 
 
-def _report(path: Path) -> ErrorReport | None:
+def _read_error_file(path: Path) -> ErrorReport | None:
     try:
         return read_report(path.read_text(encoding="utf-8"))
     except OSError:
-        return None  # it ended without a word
+        return None  # it ended without writing a report

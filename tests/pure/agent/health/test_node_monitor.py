@@ -76,7 +76,7 @@ async def test_a_check_that_hangs_is_told_once_by_name_and_keeps_no_other_from_l
     await all_.look(lambda: well.looks == 2, seconds=CHECK_SECONDS + 1)
     await all_.look(lambda: well.looks == 3, seconds=CHECK_SECONDS + 1)
     assert [one for one in all_.notices if one[0] == "HealthCheckTimeout"] == [
-        ("HealthCheckTimeout", "the node check gpu has not answered for 10 s; it is not told again")
+        ("HealthCheckTimeout", "the node check gpu has not answered for 10 s; this is reported only once")
     ]
     assert hung.looks == 1, "it is not asked again before it answers"
     hung.hold.set()

@@ -43,7 +43,7 @@ OF_CONTAINER = LINE.format(constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kube
 
 
 def kill(before: int, after: int, hits: tuple[int | None, int | None] = (0, 1), **other: object) -> OomKill | None:
-    return oom_between(OomCounts(before, hits[0]), OomCounts(after, hits[1]), **{"left": FULL, **other})
+    return oom_between(OomCounts(before, hits[0]), OomCounts(after, hits[1]), **{"headroom": FULL, **other})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_whose_memory_it_was(
     hits: tuple[int | None, int | None], left: MemoryHeadroom, kernel: tuple[str, ...], limit: str
 ) -> None:
     """The kernel's own word where it names one limit; else the container's limit only if it was reached."""
-    found = kill(0, 1, hits, left=left, kernel=kernel)
+    found = kill(0, 1, hits, headroom=left, kernel=kernel)
     assert found is not None
     assert found.limit == limit
 
@@ -123,7 +123,7 @@ def test_the_node_s_memory_is_told_as_the_node_s() -> None:
     text = first_cause([RankExit(1, -9, None, oom.text)]).text
     assert text.startswith("killed by the kernel's OOM killer: the node's memory was used up")
     assert "limit of 2.15 GB was not reached" in text
-    bare = kill(0, 1, left=NO_LIMIT)
+    bare = kill(0, 1, headroom=NO_LIMIT)
     assert bare is not None
     assert "no memory limit of its own" in bare.text
 

@@ -64,26 +64,24 @@ def test_all_that_answer_are_heard_and_grouped() -> None:
 def test_a_rank_that_does_not_answer_costs_the_limit_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_diagnosis, "TAKE_SECONDS", 0.01)
     answers = Ranks(mute=frozenset((1,))).ask()
-    assert "it holds the GIL" in answers[1].reason
+    assert "keeps the GIL" in answers[1].reason
     assert collectives_of(answers) == (), "which proves nothing"
-    assert (
-        summarize_collectives(answers).splitlines()[0].startswith("rank 1: collective unknown: it did not say within")
-    )
+    assert summarize_collectives(answers).splitlines()[0].startswith("rank 1: collective unknown: no answer within")
 
 
 def test_who_is_on_no_line_is_not_waited_for() -> None:
     ranks = Ranks(attached=frozenset((0, 2)))
     answers = ranks.ask()
     assert sorted(ranks.asked) == [0, 2]
-    assert answers[1].reason == "it cannot say: it has made no Checkpointer"
+    assert answers[1].reason == "it cannot be asked, since it has created no Checkpointer"
     assert Ranks(attached=frozenset()).ask()[0].reason == answers[1].reason
 
 
 def test_the_summary_groups_ranks_and_the_smallest_comes_first() -> None:
     answers = {0: told(0, WAITS), 1: told(1, WAITS, seconds=11.0), 2: told(2, DONE)}
     assert summarize_collectives(answers) == (
-        "rank 2: in no collective, the last: all_reduce #811 of default_pg (Float[4]), made 12 s ago\n"
-        "ranks 0, 1: waits in all_reduce #812 of default_pg (Float[4]), made 11 s ago"
+        "rank 2: in no collective, the last: all_reduce #811 of default_pg (Float[4]), called 12 s ago\n"
+        "ranks 0, 1: waits in all_reduce #812 of default_pg (Float[4]), called 11 s ago"
     )
     many = {rank: told(rank, replace(WAITS, number=rank, tensors="x" * 60)) for rank in range(200)}
     assert len(summarize_collectives(many)) <= MAX_COLLECTIVES_CHARACTERS

@@ -87,6 +87,6 @@ def test_no_more_is_shown_than_the_rate_allows_and_nothing_is_lost_from_the_coun
         else:
             hidden += size
     assert shown <= 1000.0 + now * 100.0 + 1e-6
-    said = flow.overflow(now, last=True)
+    said = flow.overflow(now, is_final=True)
     assert (said is None) == (hidden == 0)
     assert said is None or f"({hidden} bytes)" in said
