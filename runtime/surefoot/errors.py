@@ -1,6 +1,6 @@
 """Defines the runtime's errors.
 
-Every message says what happened, to what, and what to do about it.
+Every message states the event, its object and the remedy.
 """
 
 from __future__ import annotations

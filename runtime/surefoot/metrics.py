@@ -1,8 +1,8 @@
 """Defines the runtime's Prometheus metrics: base units, bounded labels.
 
-Each process counts for itself. Under an agent a trainer's counts travel to it (`ipc.metric_deltas`), and the agent exports
-for its pod, with the job's name and namespace (`agent.metrics_server`). Without an agent they stand in prometheus_client's
-own registry, for the program to export.
+Each process counts for itself. A trainer sends its counts to its agent (`ipc.metric_deltas`), which exports those of the
+whole pod, with the job's name and namespace (`agent.metrics_server`). Without an agent they are in prometheus_client's
+default registry, for the program to export.
 """
 
 from __future__ import annotations
@@ -22,56 +22,55 @@ from surefoot.protocol.timeouts import BUCKETS_SECONDS
 
 checkpoint_seconds = Histogram(
     "surefoot_checkpoint_duration_seconds",
-    "Time of one rank save by tier and phase (staging: stage; memory: replicate, commit; persistent: promote).",
+    "Time of one rank save by tier and phase (staging: stage; memory: replicate, commit; persistent: upload).",
     ["tier", "phase"],
     buckets=BUCKETS_SECONDS,
 )
 checkpoint_bytes = Counter("surefoot_checkpoint_bytes_total", "Bytes written to a tier.", ["tier"])
 unchanged_bytes = Counter(
     "surefoot_checkpoint_unchanged_bytes_total",
-    "Bytes that a tier copied of the save before, which were not sent.",
+    "Bytes that a tier copied from the previous save instead of receiving them.",
     ["tier"],
 )
 checkpoint_failures = Counter(
-    "surefoot_checkpoint_failures_total", "Rank saves a tier did not take.", ["tier", "reason"]
+    "surefoot_checkpoint_failures_total", "Rank saves that could not be written to a tier.", ["tier", "reason"]
 )
 checkpoint_skipped = Counter(
-    "surefoot_checkpoint_skipped_total", "Due saves skipped because both slots were still draining."
+    "surefoot_checkpoint_skipped_total", "Due saves skipped because both slots were still being flushed."
 )
 checkpoint_step = Gauge("surefoot_checkpoint_step", "Newest step committed by this worker.", ["tier"])
 stall_seconds = Histogram(
-    "surefoot_checkpoint_stall_seconds", "Time a save held the training up.", buckets=BUCKETS_SECONDS
+    "surefoot_checkpoint_stall_seconds", "Time a save blocked the training.", buckets=BUCKETS_SECONDS
 )
 restore_seconds = Histogram(
     "surefoot_restore_duration_seconds", "Time of one rank's restore.", ["source"], buckets=BUCKETS_SECONDS
 )
 restore_bytes = Counter("surefoot_restore_bytes_total", "Bytes read to restore.", ["source"])
 restore_fallbacks = Counter("surefoot_restore_fallbacks_total", "Ranges read again from another copy.", ["reason"])
-fallbacks = Counter(
-    "surefoot_fallbacks_total", "Times a slower or simpler way was taken because the usual one failed.", ["kind"]
-)
+fallbacks = Counter("surefoot_fallbacks_total", "Times a fallback was used because the usual way failed.", ["kind"])
 s3_requests = Counter(
     "surefoot_s3_requests_total",
-    "Requests to the bucket as they leave: the first try, or one again.",
+    "Requests sent to the bucket: first attempts and retries.",
     ["operation", "attempt"],
 )
 step_seconds = Histogram(
     "surefoot_step_duration_seconds", "Time of one training step on this worker.", buckets=BUCKETS_SECONDS
 )
 step = Gauge("surefoot_step", "Last step that every local rank has finished.")
-loss = Gauge("surefoot_loss", "Loss of that step; NaN also where the program does not tell it.")
+loss = Gauge("surefoot_loss", "Loss of that step; NaN also if the program does not report it.")
 data_epochs = Gauge(
-    "surefoot_data_epochs", "Passes over the data that this worker's ranks consumed; NaN where nobody tells."
+    "surefoot_data_epochs", "Passes over the data that this worker's ranks consumed; NaN if not reported."
 )
 samples = Counter("surefoot_samples_total", "Samples that finished steps of this worker's ranks consumed.")
 nonfinite_losses = Counter("surefoot_nonfinite_losses_total", "Steps whose loss was NaN or infinite.")
 loss_spikes = Counter(
     "surefoot_loss_spikes_total", "Steps whose loss or gradient norm was far above that of the steps before."
 )
-generation = Gauge("surefoot_generation", "Epoch whose trainers run here; 0 if none does.")
-pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
+generation = Gauge("surefoot_generation", "Generation whose trainers run here; 0 if none does.")
+pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their memory servers.")
 interval_exponent = Gauge(
-    "surefoot_checkpoint_interval_exponent", "Every 2^level-th due step is saved, as chosen or backed off to."
+    "surefoot_checkpoint_interval_exponent",
+    "Every 2^exponent-th due step is saved, as set by the coordinator or by backoff.",
 )
 
 FAMILIES = (
@@ -98,14 +97,11 @@ FAMILIES = (
     pending,
     interval_exponent,
 )
-"""Everything above: what an agent exports."""
+"""All metrics above, which an agent exports."""
 
 
 def reason_of(error: Exception) -> str:
-    """Names a failure in a label, alike at every tier.
-
-    Few words: each is a time series.
-    """
+    """Returns the label value for an error, the same for every tier; few values, since each is a time series."""
     match error:
         case Fenced():
             return "fenced"
@@ -125,7 +121,7 @@ def reason_of(error: Exception) -> str:
             return "unexpected"
 
 
-# a rate sees the first of anything only if the series was there before it
+# a rate counts the first event only if the series existed before it
 for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "upload")):
     checkpoint_seconds.labels(_tier, _phase)
     checkpoint_bytes.labels(_tier)

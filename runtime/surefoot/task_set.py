@@ -1,7 +1,7 @@
-"""Owns asyncio tasks until their ends, reports errors, joins all.
+"""Owns asyncio tasks until they end, reports their errors and joins them.
 
-A task that nobody keeps may be collected while it runs, and one whose error nobody reads fails unheard: what only half
-works is worse than what is gone.
+Python may garbage-collect a running task that has no reference, and drops an error that is never read. A process that
+half works is worse than one that has ended.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 
 async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: float = 0.0) -> None:
-    """Does the work until cancelled; it returns how long to pause before the next time.
+    """Calls `work` until cancelled; it returns the seconds to pause before the next call.
 
-    A quarter of each pause is drawn at random: processes that began together would else ask one server in one instant.
-    What the work raises ends the loop.
+    A quarter of each pause is random, so that processes that started together do not call one server at the same
+    moment. An error of `work` ends the loop.
     """
     pause_seconds = first_pause_seconds
     while True:
@@ -27,7 +27,7 @@ async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: floa
 
 
 def logged(log: logging.Logger) -> Callable[[str, BaseException], None]:
-    """Makes what only writes an error to a log, for a TaskSet."""
+    """Returns an error callback for a TaskSet that only logs the error."""
     return lambda name, error: log.error("%s failed: %s", name, error, exc_info=error)
 
 
@@ -35,7 +35,7 @@ class TaskSet:
     """Owns tasks, and closes or joins them before its owner ends."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
-        """Takes what hears of errors.
+        """Starts with no tasks.
 
         Args:
             failed: Called once with a task's name and its error; never for one that was cancelled.
@@ -44,24 +44,20 @@ class TaskSet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
-        """Runs the coroutine beside its caller."""
+        """Runs the coroutine concurrently as a task."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
 
     def start_once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Runs the work unless one of its name runs.
-
-        Returns:
-            Whether it was begun.
-        """
+        """Starts the work unless a task of the same name runs; returns whether it was started."""
         if any(task.get_name() == name for task in self._tasks):
             return False
         self.start(work(), name)
         return True
 
     async def join(self) -> None:
-        """Returns when no task runs, of those that began meanwhile none either."""
+        """Waits until no task runs, including tasks that are started while it waits."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
@@ -72,16 +68,16 @@ class TaskSet:
                 task.cancel()
             await asyncio.wait(tuple(self._tasks))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(task.get_name(), error)
 
 
 async def wait_for_first(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for the first task that ends, then cancels the others.
+    """Waits for the first task that ends, then cancels the others; raises the first one's error.
 
-    All have ended when it returns, also where it is cancelled itself. Raises what the first one raised.
+    All tasks have ended when it returns, also if it is cancelled itself.
     """
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

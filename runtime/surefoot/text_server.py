@@ -1,7 +1,7 @@
-"""Serves a few texts over HTTP in a thread of its own: metrics and probes.
+"""Serves a few texts over HTTP in its own thread: metrics and health endpoints.
 
-Used by the agent and by the operator, whose event loops renew leases and hear heartbeats by the second. Anybody who
-reaches the port may ask; whatever is asked, and however often, those loops neither answer nor wait for it.
+Agent and operator use it; their event loops handle leases and heartbeats every second. Every client that reaches the port
+may send requests, and no number of them delays those loops.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
 MAX_CONNECTIONS_OF_PEER = 8
-"""Of one address, so that one that asks without end leaves room for Prometheus and the kubelet."""
+"""Most connections from one address, so that a flooding client leaves some for Prometheus and the kubelet."""
 MAX_HEADER_BYTES = 8192
 HEADER_SECONDS = 3.0
-"""A request that is not complete by then is dropped."""
+"""Timeout for receiving a request."""
 ANSWER_SECONDS = 15.0
-"""A client that has not taken its answer by then is dropped."""
+"""Timeout for sending an answer."""
 CACHE_SECONDS = 1.0
-"""A text is rendered this often at most, however many ask for it."""
+"""Shortest time between two renderings of a page, however many clients request it."""
 _BACKLOG = 64
-_BUSY_SECONDS = 0.02
-"""How long nobody is let in after a peer was turned away: a flood of connections takes no more than that of the GIL."""
+_REJECT_PAUSE_SECONDS = 0.02
+"""Pause in accepting after a peer's connection was rejected, which limits a flood's share of the GIL."""
 _JOIN_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, content type and body of one answer."""
+    """An HTTP answer: status, content type and body."""
 
     status: int
     content_type: str
@@ -45,7 +45,7 @@ class Answer:
 
 
 Page = Callable[[], Answer]
-"""Makes an answer, in the server's thread: it must touch nothing that an event loop changes without care for threads."""
+"""Renders an answer in the server's thread; it must be thread-safe towards the caller's event loop."""
 
 
 class CachedPage:
@@ -63,29 +63,30 @@ class CachedPage:
 
 
 class TextServer:
-    """`start`, then `close`, which joins its thread. One request a connection."""
+    """Serves pages by path, one request per connection: `start`, then `close`, which joins its thread."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
         self._sockets: list[socket.socket] = []
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._of_peer: Counter[str] = Counter()
+        self._connections_by_peer: Counter[str] = Counter()
         self.port = 0
 
     def start(self, host: str, port: int) -> None:
-        """Listens and answers from now on; an empty host is every address.
+        """Starts listening and answering; an empty host means all addresses.
 
-        Raises OSError if the port is taken.
+        Raises:
+            OSError: The port is in use.
         """
-        listener = _listening(host, port)
+        listener = _open_listener(host, port)
         self._sockets, self.port = [listener], listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"texts on port {self.port}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening, drops what is under way and joins the thread."""
+        """Stops listening, drops open requests and joins the thread."""
         if self._thread is None or self._loop is None:
             return
         loop = self._loop
@@ -106,7 +107,7 @@ class TextServer:
             self._loop.close()
 
     async def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Lets in as many as may be at a time; others wait in the kernel, where they cost nothing."""
+        """Accepts up to MAX_CONNECTIONS at a time; others wait in the kernel's backlog, where they cost nothing."""
         free_slots = asyncio.Semaphore(MAX_CONNECTIONS)
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -119,26 +120,26 @@ class TextServer:
                     await asyncio.sleep(HEADER_SECONDS)
                     continue
                 peer = str(address[0])
-                if self._of_peer[peer] >= MAX_CONNECTIONS_OF_PEER:
+                if self._connections_by_peer[peer] >= MAX_CONNECTIONS_OF_PEER:
                     connection.close()
                     free_slots.release()
-                    await asyncio.sleep(_BUSY_SECONDS)
+                    await asyncio.sleep(_REJECT_PAUSE_SECONDS)
                     continue
-                self._of_peer[peer] += 1
+                self._connections_by_peer[peer] += 1
                 task = tasks.create_task(self._serve(loop, connection))
-                task.add_done_callback(partial(self._leave, free_slots, peer))
+                task.add_done_callback(partial(self._release_slot, free_slots, peer))
 
-    def _leave(self, free_slots: asyncio.Semaphore, peer: str, _task: asyncio.Task[None]) -> None:
+    def _release_slot(self, free_slots: asyncio.Semaphore, peer: str, _task: asyncio.Task[None]) -> None:
         free_slots.release()
-        self._of_peer[peer] -= 1
-        if self._of_peer[peer] <= 0:
-            del self._of_peer[peer]
+        self._connections_by_peer[peer] -= 1
+        if self._connections_by_peer[peer] <= 0:
+            del self._connections_by_peer[peer]
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
         with connection, suppress(TimeoutError, OSError):
             connection.setblocking(False)
             async with asyncio.timeout(HEADER_SECONDS):
-                request = await _request(loop, connection)
+                request = await _read_request(loop, connection)
             if request is None:
                 return
             answer = self._answer(request)
@@ -150,7 +151,7 @@ class TextServer:
                 await loop.sock_sendall(connection, header if request[0] == "HEAD" else header + answer.body)
                 connection.shutdown(socket.SHUT_WR)
                 while await loop.sock_recv(connection, MAX_HEADER_BYTES):
-                    pass  # a reset in place of an end would take the answer from a slow reader
+                    pass  # closing with unread data would reset the connection before a slow reader has the answer
 
     def _answer(self, request: tuple[str, str]) -> Answer:
         method, path = request
@@ -166,8 +167,8 @@ class TextServer:
             return Answer(500, "text/plain; charset=utf-8", b"see the log\n")
 
 
-async def _request(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> tuple[str, str] | None:
-    """Method and path of a request; None where it is none, or too long."""
+async def _read_request(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> tuple[str, str] | None:
+    """Reads the method and path of a request; None: it is malformed or too long."""
     request = b""
     while b"\r\n\r\n" not in request:
         chunk = await loop.sock_recv(connection, MAX_HEADER_BYTES)
@@ -178,8 +179,8 @@ async def _request(loop: asyncio.AbstractEventLoop, connection: socket.socket) -
     return (words[0], words[1]) if len(words) == 3 and words[2].startswith("HTTP/1.") else None
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; on every address, with one socket for both families where there are two."""
+def _open_listener(host: str, port: int) -> socket.socket:
+    """Opens a listening socket; for an empty host, one for all addresses of both IP families where possible."""
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)

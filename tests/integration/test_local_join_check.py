@@ -20,7 +20,7 @@ def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | N
     assert len(done.told("CpuComputeError")) == 1, done.said
     (found,) = done.told("CpuComputeError")
     worker, _, text = found.partition(" (attempt 2): ")
-    assert text == "the processor adds whole numbers to a wrong sum"
+    assert text == "the processor adds integers to a wrong sum"
     assert done.told("NodeUnhealthy")[0].startswith("node node-1 is unhealthy (CpuComputeError: ")
     kinds = [one["kind"] for one in done.report["incidents"]]
     behind = kinds[kinds.index("agent-lost") + 1 :]

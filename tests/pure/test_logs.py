@@ -51,5 +51,5 @@ def test_format_is_text_unless_json_is_asked_for_and_another_is_refused() -> Non
     text = PlainFormatter("%(message)s")
     assert formatter_of("", text) is formatter_of("text", text) is text
     assert isinstance(formatter_of("json", text), JsonFormatter)
-    with pytest.raises(ConfigurationError, match=r"SUREFOOT_LOG_FORMAT is 'xml': one of text, json is needed"):
+    with pytest.raises(ConfigurationError, match=r"SUREFOOT_LOG_FORMAT is 'xml': set it to one of text, json"):
         formatter_of("xml", text)

@@ -166,8 +166,8 @@ class KernelLog:
 
     def lines(self) -> list[str]:
         """Returns new lines, oldest first; lines that the kernel has overwritten are missing."""
-        found: list[str] = []
-        while self._file is not None and len(found) < _MAX_RECORDS:
+        lines: list[str] = []
+        while self._file is not None and len(lines) < _MAX_RECORDS:
             try:
                 record = os.read(self._file, _RECORD_BYTES)
             except BlockingIOError:
@@ -179,8 +179,8 @@ class KernelLog:
                 break
             if not record:
                 break
-            found += _record_messages(record.decode(errors="replace"))
-        return found
+            lines += _record_messages(record.decode(errors="replace"))
+        return lines
 
     def close(self) -> None:
         if self._file is not None:
