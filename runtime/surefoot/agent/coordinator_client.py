@@ -147,7 +147,7 @@ class CoordinatorClient:
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
-            metrics.fallbacks.labels("coordinator_slow").inc()
+            metrics.fallbacks.labels(kind="coordinator_slow").inc()
             self._outbox = None  # `_send_messages` notices this and ends the connection; a new one follows
 
     def send_heartbeat(self) -> None:

@@ -67,7 +67,7 @@ class UnexpectedErrors:
 
     def record(self, work: str, error: Exception) -> str:
         """Counts a caught error, logs the first of its kind and returns a description of it."""
-        metrics.fallbacks.labels("chore_failed").inc()
+        metrics.fallbacks.labels(kind="chore_failed").inc()
         if (work, type(error)) not in self._logged:
             self._logged.add((work, type(error)))
             _log.error("%s failed with an unexpected error; the agent continues", work, exc_info=error)
@@ -129,7 +129,7 @@ class CoordinatorRequests:
     def ask(self, request: Request) -> None:
         """Queues a request; a full queue drops its oldest one."""
         if self._queue.full():
-            metrics.fallbacks.labels("chore_dropped").inc()
+            metrics.fallbacks.labels(kind="chore_dropped").inc()
             _log.warning(
                 "dropped %s: more than %d requests of the coordinator are queued", self._queue.get_nowait(), _MAX_QUEUED
             )

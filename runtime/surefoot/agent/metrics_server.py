@@ -82,7 +82,7 @@ class Exporter:
             self._server.start(settings.host, settings.metrics_port)
             self._publish_address(self._server.port)
         except OSError as error:
-            metrics.fallbacks.labels("no_exporter").inc()
+            metrics.fallbacks.labels(kind="no_exporter").inc()
             address = f"{settings.host}:{settings.metrics_port}"
             _log.warning("metrics cannot be served at %s: %s; training continues without them", address, error)
 

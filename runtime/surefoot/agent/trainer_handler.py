@@ -82,7 +82,7 @@ class StepLedger:
         if len(self._unwritten_lines) < MAX_WAITING:
             self._unwritten_lines.append((json.dumps(entry) + "\n").encode())
         else:
-            metrics.fallbacks.labels("ledger_lost").inc()
+            metrics.fallbacks.labels(kind="ledger_lost").inc()
             if not self._dropped:
                 self._dropped = True
                 _log.error(
@@ -121,7 +121,7 @@ class StepLedger:
         self._closed = True
         self._write_lines()
         if self._unwritten_lines:
-            metrics.fallbacks.labels("ledger_lost").inc(len(self._unwritten_lines))
+            metrics.fallbacks.labels(kind="ledger_lost").inc(len(self._unwritten_lines))
             _log.error(
                 "the last %d lines of the ledger %s could not be written", len(self._unwritten_lines), self._path
             )

@@ -237,7 +237,7 @@ class Starter:
             try:
                 return await self._fork_server.fork_trainer(ForkRequest(self._program, environment, folder, output))
             except CannotFork as error:
-                metrics.fallbacks.labels("cold_start").inc()
+                metrics.fallbacks.labels(kind="cold_start").inc()
                 _log.warning("the trainer starts cold, which takes longer: %s", error)
         return self._start_cold(
             [str(os.getpid()), *self._command], "surefoot.launcher.job_program", environment, folder, output
@@ -273,7 +273,7 @@ class Starter:
         try:
             return await self._fork_server.fork_store(output, port_fd, host)
         except CannotFork as error:
-            metrics.fallbacks.labels("cold_store").inc()
+            metrics.fallbacks.labels(kind="cold_store").inc()
             _log.warning("the store starts cold, which takes longer: %s", error)
         arguments = [str(port_fd), str(os.getpid()), host]
         return self._start_cold(
@@ -308,7 +308,7 @@ class Starter:
             self._on_warm(self._fork_server.warm)
             return
         if self._start_count < _MAX_FORK_SERVER_STARTS:
-            metrics.fallbacks.labels("fork_server_restart").inc()
+            metrics.fallbacks.labels(kind="fork_server_restart").inc()
             _log.warning("the fork server died and is restarted; its output is in %s", self._log_path)
             self._on_warm(False)
             self.start()

@@ -187,7 +187,7 @@ class NodeMonitor:
         if reason in running.error:
             return
         running.error.add(reason)
-        metrics.fallbacks.labels("node_check").inc()
+        metrics.fallbacks.labels(kind="node_check").inc()
         self._notice(reason, f"the node check {running.thread.check.name} {text}; this is reported only once")
 
     def _notify_once(self, reason: str, text: str) -> None:

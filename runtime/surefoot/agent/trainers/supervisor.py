@@ -170,7 +170,7 @@ class OrphanReaper:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                metrics.fallbacks.labels("orphans_left").inc()
+                metrics.fallbacks.labels(kind="orphans_left").inc()
                 _log.error(
                     "processes %s of ended trainers do not end after SIGKILL: they are blocked in the kernel",
                     sorted(living),
