@@ -57,11 +57,11 @@ def test_the_readme_shows_the_same_script_and_commands() -> None:
 
 def test_by_itself_it_says_where_its_checkpoints_are_and_goes_on_from_them(folder: Path) -> None:
     first = run(block("sh", "python"), folder)
-    assert "goes on from step 0\n" in first
+    assert "continuing from step 0\n" in first
     assert first.count("checkpoints go to surefoot-checkpoints/train;") == 1
     # the same checkpoints, on two ranks: said once, and all steps are done
     again = run(block("sh", "torchrun --nproc"), folder)
-    assert again.count("goes on from step 200") == 2  # two ranks write to one pipe: lines may run into each other
+    assert again.count("continuing from step 200") == 2  # two ranks write to one pipe: lines may run into each other
     assert again.count("checkpoints go to") == 1
 
 
