@@ -334,8 +334,10 @@ class CopySelector:
         def ask_neighbour() -> None:
             self.connections.drop(damage.source)
             tier, checkpoint = self.connections.connection_to(damage.source), damage.save.checkpoint
-            by_checkpoint = isinstance(tier, SupportsListingByCheckpoint)
-            manifests = tier.manifests_of(checkpoint) if by_checkpoint else tier.manifests()
+            if isinstance(tier, SupportsListingByCheckpoint):
+                manifests = tier.manifests_of(checkpoint)
+            else:
+                manifests = tier.manifests()
             if not any(manifest.save == damage.save for manifest in manifests):
                 raise ChunkMissing(f"{tier.name} does not list {damage.save}")
 
