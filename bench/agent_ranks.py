@@ -135,7 +135,7 @@ def drop(endpoints: Sequence[MemoryServerEndpoint], ranks: Sequence[Rank]) -> No
     for endpoint in endpoints:
         client = MemoryServerClient(endpoint, JOB, ACCOUNT, 10.0)
         for rank in ranks:
-            client.drop(rank.save, 1, rank.chunks)
+            client.delete_save(rank.save, 1, rank.chunks)
         client.close()
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.holders import free_port
+from bench.holders import find_free_port
 from surefoot.flush.engine import FlushArena, Flusher, FlushListener
 from surefoot.flush.state_machine import StagedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
@@ -52,9 +52,9 @@ def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterat
         for number in range(count):
             room = 3 * size + (64 << 20)
             settings = ServerSettings(
-                free_port(), room, folder / str(number), password=PASSWORD, tls=tls, fill_bytes=room * 9 // 10
+                find_free_port(), room, folder / str(number), password=PASSWORD, tls=tls, prefault_bytes=room * 9 // 10
             )
-            one = server_process.start(settings, server_process.find_program())
+            one = server_process.start_server(settings, server_process.find_server_program())
             stack.callback(one.kill)
             started.append(one)
         yield started
@@ -62,7 +62,7 @@ def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterat
 
 def measured(folder: Path, replicas: int, size: int, saves: int, tls: TlsFiles | None) -> Figures:
     """The median of `saves` saves of `size` bytes to `replicas` holders."""
-    authority = tls.text() if tls is not None else None
+    authority = tls.read_authority() if tls is not None else None
     account = Credentials(*ACCOUNT, authority or "")
     with holders(folder, replicas, size, tls) as started:
         endpoints = {}
@@ -113,13 +113,13 @@ class _Saver:
         self._freed.clear()
         sealed = StagedSave(RankSave(1, step, 0), 1, "me", self._stream.digest, self._bytes, 2)
         self._drain.add_staged(0, sealed, self._stream.text)
-        if not self._drain.flush(120.0):
+        if not self._drain.wait_until_idle(120.0):
             raise RuntimeError("a save was not drained in 120 s")
 
     def drop(self, step: int) -> None:
         for endpoint in self._endpoints.values():
             client = MemoryServerClient(endpoint, JOB, self._account, CALL_SECONDS)
-            client.drop(RankSave(1, step, 0), 1, len(self._stream.layout.chunk_lengths()))
+            client.delete_save(RankSave(1, step, 0), 1, len(self._stream.layout.chunk_lengths()))
             client.close()
 
     def read(self, step: int) -> float:

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 
 from xxhash import xxh3_64_intdigest
 
-from surefoot.memory_server.connection import limit_under_way
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.memory_server.connection import limit_in_flight_bytes
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 
 COPIES = 2
 
@@ -27,7 +27,7 @@ def replicated_seconds(size_bytes: int, times: int) -> list[float]:
     for page in range(0, size_bytes, mmap.PAGESIZE):
         memory[page] = page & 0xFF
     view = memoryview(memory)
-    chunks = [view[start : start + CHUNK_BYTES] for start in range(0, size_bytes, CHUNK_BYTES)]
+    chunks = [view[start : start + MAX_CHUNK_BYTES] for start in range(0, size_bytes, MAX_CHUNK_BYTES)]
     with ExitStack() as stack:
         lines = [_receiver(stack, size_bytes) for _ in range(COPIES)]
         found = []
@@ -52,7 +52,7 @@ def _receiver(stack: ExitStack, size_bytes: int) -> socket.socket:
     stack.callback(process.kill)
     line = stack.enter_context(listener.accept()[0])
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    limit_under_way(line)
+    limit_in_flight_bytes(line)
     return line
 
 
@@ -68,8 +68,8 @@ def receive(port: int, size_bytes: int) -> None:
     memory = memoryview(mmap.mmap(-1, size_bytes))
     with socket.create_connection(("127.0.0.1", port)) as line:
         while True:
-            for start in range(0, size_bytes, CHUNK_BYTES):
-                chunk = memory[start : start + CHUNK_BYTES]
+            for start in range(0, size_bytes, MAX_CHUNK_BYTES):
+                chunk = memory[start : start + MAX_CHUNK_BYTES]
                 got = 0
                 while got < len(chunk):
                     more = line.recv_into(chunk[got:])

@@ -64,7 +64,7 @@ class Turn:
             self._asked.due_now = False
             mine._saver.join()
             mine._saver.wait()
-            if not mine._backend.flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
+            if not mine._backend.wait_for_flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
                 raise RuntimeError("a save did not reach its holders")
             seconds.append(time.monotonic() - began)
             sent.append(received_bytes() - before)

@@ -25,7 +25,7 @@ from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection
 from surefoot_operator.coordinator.agent_server import check_size
-from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.desired_messages import derive_desired_state
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 JOB = "beating"
@@ -47,7 +47,7 @@ class Mute:
     """A line that nobody reads: what is said on it is not what is measured."""
 
     worker: WorkerId | None = None
-    is_sent_all_servers = False
+    was_sent_all_servers = False
 
     def send(self, message: object) -> None: ...
 
@@ -69,10 +69,10 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
     lines = [cast(AgentConnection, Mute()) for _ in members]
     # what each hears on a change is another matter, so that the rule comes before anybody is there
     status = JobStatus(membership=Membership(EPOCH, "Committed", world_size=agents, members=members))
-    conversation.apply_state(desired_state(status, UsableMemoryServers(), 2))
+    conversation.apply_desired_state(derive_desired_state(status, UsableMemoryServers(), 2))
     for member, line in zip(members, lines, strict=True):
         hello = Hello(JOB, member.index, 1, member.incarnation, member.node, "token", EPOCH, EPOCH, True)
-        conversation.join(hello, line)
+        conversation.accept_agent(hello, line)
     texts = [encode(beat) for beat in _beats(rounds)]
 
     def whole(text: str) -> None:

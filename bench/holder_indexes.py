@@ -58,7 +58,7 @@ def turn(sources: list[SaveSource], ranks: int) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     found = read_catalogue(sources, WANTED)
     taken = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
-    assert len(found.copies(WANTED)) == ranks, f"{found.silent} did not answer"
+    assert len(found.copies_by_rank(WANTED)) == ranks, f"{found.unanswered_sources} did not answer"
     return taken
 
 

@@ -44,11 +44,11 @@ async def measured(places: list[MemoryServerAddress], given: argparse.Namespace)
         lambda: all(len(job.usable_servers(1).endpoints) == len(places) for job in jobs), "every holder is ready"
     )
     row = {"ready_seconds": round(time.perf_counter() - began, 2)}
-    commands = sum(one.commands for one in pool.servers.values())
+    commands = sum(one.command_count for one in pool.servers.values())
     cpu, wall = time.process_time(), time.perf_counter()
     await asyncio.sleep(given.seconds)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    commands = sum(one.commands for one in pool.servers.values()) - commands
+    commands = sum(one.command_count for one in pool.servers.values()) - commands
     row["cpu_per_second"], row["commands_per_second"] = round(cpu / wall, 3), round(commands / wall)
     row["cpu_us_per_command"] = round(cpu / commands * 1e6, 1)
     began = time.perf_counter()

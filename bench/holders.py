@@ -21,7 +21,7 @@ from surefoot.memory_server import server_process
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import ServerSettings
-from surefoot_operator.platforms.local.node_process import free_port
+from surefoot_operator.platforms.local.node_process import find_free_port
 
 JOB = "bench"
 NODES = ("node-a", "node-b")
@@ -63,22 +63,22 @@ def running(state_bytes: int) -> Iterator[Tier]:
     """The tier, filled and provisioned; everything ends with the block."""
     with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as name:
         folder = Path(name)
-        program, room = server_process.find_program(), int(ROOM * state_bytes) + (64 << 20)
+        program, room = server_process.find_server_program(), int(ROOM * state_bytes) + (64 << 20)
         started = []
         keeper: subprocess.Popen[bytes] | None = None
         try:
             endpoints: list[tuple[str, str, str, int]] = []
             for node in NODES:
-                port = free_port()
+                port = find_free_port()
                 settings = ServerSettings(
                     port,
                     room,
                     folder / node,
                     password=PASSWORD,
-                    socket=folder / f"{node}.sock" if node == HERE else None,
-                    fill_bytes=room * 9 // 10,
+                    socket_path=folder / f"{node}.sock" if node == HERE else None,
+                    prefault_bytes=room * 9 // 10,
                 )
-                one = server_process.start(settings, program)
+                one = server_process.start_server(settings, program)
                 started.append(one)
                 MemoryServerAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
                 endpoints.append((node, one.instance, "127.0.0.1", port))

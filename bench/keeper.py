@@ -21,7 +21,7 @@ from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.memory_server.client import MemoryServerClient
-from surefoot.memory_server.connection import account_of
+from surefoot.memory_server.connection import worker_credentials
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import MemoryServers
 from surefoot.settings import JobSettings, job_settings
@@ -88,12 +88,12 @@ class Keeper:
         trainer.send(line.ArenaGranted(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        copies = max((n for s, n in self._staging.tracker.committed.items() if s.step == step), default=0)
+        copies = max((n for s, n in self._staging.tracker.copies_by_save.items() if s.step == step), default=0)
         self._write({"step": step, "copies": copies, "at": time.monotonic()})
         if self._trainer is not None:
             self._trainer.send(line.SlotFreed(slot, step, ok))
         if copies == len(self._endpoints):
-            self._whole.append(next(s for s in self._staging.tracker.committed if s.step == step))
+            self._whole.append(next(s for s in self._staging.tracker.copies_by_save if s.step == step))
             old, self._whole = self._whole[:-KEPT], self._whole[-KEPT:]
             if old:
                 threading.Thread(target=self._drop, args=(old,), daemon=True).start()
@@ -101,10 +101,10 @@ class Keeper:
     def _drop(self, saves: list[RankSave]) -> None:
         with self._dropping:
             for endpoint in self._endpoints:
-                client = MemoryServerClient(endpoint, self._job.job, account_of(self._job), 10.0)
-                for manifest in client.index().manifests:
+                client = MemoryServerClient(endpoint, self._job.job, worker_credentials(self._job), 10.0)
+                for manifest in client.read_index().manifests:
                     if manifest.save in saves:
-                        client.drop(manifest.save, manifest.save.generation, manifest.chunks)
+                        client.delete_save(manifest.save, manifest.save.generation, manifest.chunks)
                 client.close()
 
     def _note(self, reason: str, text: str) -> None:

@@ -38,7 +38,7 @@ from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator import listings
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.desired_messages import derive_desired_state
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.settings import CoordinatorSettings
 
@@ -86,7 +86,7 @@ async def _delay(listener: socket.socket, port: int, seconds: float) -> None:
 def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[float]:
     """Puts checkpoints there; the last rank of each is committed by the tier. Seconds of each such commit."""
     stream = Stream(build_layout([]))
-    store = object_store.DirectoryStore(folder, begin=True)
+    store = object_store.DirectoryStore(folder, create_root=True)
     seconds = []
     for number in range(1, checkpoints + 1):
         saves = [RankSave(1, 10 * number, rank) for rank in range(ranks)]
@@ -121,14 +121,14 @@ async def time_listings(job: JobSettings, expected: int, times: int) -> list[flo
     server.set_leading(True)
     conversation = AgentChannel(JOB, 0.5, time.time, lambda urgent: done.set() if urgent else None)
     conversation.set_expected_workers([worker])
-    server.serve(JOB, conversation)
+    server.add_channel(JOB, conversation)
     world = Membership(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
-    conversation.apply_state(desired_state(JobStatus(membership=world), UsableMemoryServers(), 2))
+    conversation.apply_desired_state(derive_desired_state(JobStatus(membership=world), UsableMemoryServers(), 2))
     chores: CoordinatorRequests | None = None
 
     def hear(message: ToAgent) -> None:
         if isinstance(message, ListPersistent) and chores is not None:
-            chores.ask(message)
+            chores.queue_request(message)
 
     line = CoordinatorClient(
         first_address(server.url),
@@ -144,12 +144,12 @@ async def time_listings(job: JobSettings, expected: int, times: int) -> list[flo
             while not conversation.connections:
                 await _change(done)
             for _ in range(times):
-                conversation.apply_transition(lambda s: replace(s, orders=listings.void_listing(s.orders)))
+                conversation.apply_transition(lambda s: replace(s, requests=listings.discard_listing(s.requests)))
                 began = time.monotonic()
                 conversation.apply_transition(
-                    lambda s: replace(s, orders=listings.list_persistent(s.orders, worker, 2, time.time()))
+                    lambda s: replace(s, requests=listings.request_listing(s.requests, worker, 2, time.time()))
                 )
-                while (seen := conversation.sessions.orders.persistent).read_generation is None:
+                while (seen := conversation.sessions.requests.persistent_listing).read_generation is None:
                     if seen.error is not None:
                         raise RuntimeError(seen.error)
                     await _change(done)

@@ -28,7 +28,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from bench.many_jobs_server import LONG_AGO, Object, serving
 from surefoot.protocol.messages import HelloRejected
 from surefoot_operator import metrics
-from surefoot_operator.controller.cluster_operator import PROGRESS_SECONDS, TAKEOVER_DELAY_SECONDS
+from surefoot_operator.controller.cluster_operator import PROGRESS_INTERVAL_SECONDS, TAKEOVER_DELAY_SECONDS
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health_endpoints import LoopLag
 from surefoot_operator.controller.job_runner import SharedResources
@@ -60,12 +60,12 @@ class Operator:
         self.api = Api(ApiClient(configuration))
         self.cache = ClusterCache(self.api)
         settings = OperatorSettings(
-            coordinator=CoordinatorSettings(foreign_retry=True),
-            progress_seconds=PROGRESS_SECONDS,
+            coordinator=CoordinatorSettings(retry_unknown_jobs=True),
+            progress_interval_seconds=PROGRESS_INTERVAL_SECONDS,
             progress_write_delay_seconds=TAKEOVER_DELAY_SECONDS,
         )
         telling = WorkerEnvironmentFactory(
-            "wss://surefoot-coordinator.surefoot-system.svc:8443/v1/agents", 1.0, Secrets(b"root"), own_token=False,
+            "wss://surefoot-coordinator.surefoot-system.svc:8443/v1/agents", 1.0, Secrets(b"root"), has_derived_token=False,
             coordinator_ca=lambda: _AUTHORITY, metrics_port=WORKER_METRICS_PORT,
         )  # fmt: skip
         self._server = AgentServer(settings.coordinator, _nobody)
@@ -121,7 +121,7 @@ async def one_job(address: str) -> list[Object]:
     await operator.begin()
     operator.runners.start()
     await until(lambda: len(operator.cache.workers.items) == WORKERS)
-    await asyncio.sleep(2 * PROGRESS_SECONDS + 1)  # progress is written so seldom
+    await asyncio.sleep(2 * PROGRESS_INTERVAL_SECONDS + 1)  # progress is written so seldom
     await operator.end()
     found: list[Object] = asked(address, "/dump")
     return found
@@ -156,7 +156,7 @@ async def cold_start(address: str, jobs: int, rest_seconds: float, profiler: cPr
         (_rounds() - rounds) / seconds,
     )
     row["rest_calls"] = {what: n - before.get(what, 0) for what, n in asked(address, "/calls").items()}
-    row["rss_mib"], row["worst_lag_seconds"] = rss_mib(), operator.lag.worst_seconds
+    row["rss_mib"], row["worst_lag_seconds"] = rss_mib(), operator.lag.max_lag_seconds
     if tracemalloc.is_tracing():
         _tell_memory()
     gc.collect()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.agent_ranks import Rank, drop, saved
-from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, free_port
+from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, find_free_port
 from surefoot.flush.engine import FlushOptions
 from surefoot.memory_server import server_process
 from surefoot.memory_server.provisioning import MemoryServerAdmin
@@ -34,16 +34,16 @@ ROOM = 3.3
 @contextmanager
 def nodes() -> Iterator[tuple[list[RunningServer], list[MemoryServerEndpoint]]]:
     """Two nodes' servers, their pages filled; everything ends with the block."""
-    program, started, found = server_process.find_program(), list[RunningServer](), list[MemoryServerEndpoint]()
+    program, started, found = server_process.find_server_program(), list[RunningServer](), list[MemoryServerEndpoint]()
     room = int(ROOM * RANKS * RANK_BYTES)
     with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as name:
         try:
             for number in range(len(NODES) * max(SERVERS)):
                 node, server = NODES[number // max(SERVERS)], number % max(SERVERS)
-                folder, port = Path(name) / str(number), free_port()
+                folder, port = Path(name) / str(number), find_free_port()
                 # each as large as the node: with one server it takes everything
-                settings = ServerSettings(port, room, folder, password=PASSWORD, fill_bytes=room * 9 // 10)
-                started.append(server_process.start(settings, program))
+                settings = ServerSettings(port, room, folder, password=PASSWORD, prefault_bytes=room * 9 // 10)
+                started.append(server_process.start_server(settings, program))
                 MemoryServerAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
                 holder = MemoryServerInstance(node, started[-1].instance)
                 found.append(MemoryServerEndpoint(holder, "127.0.0.1", port, node, server_index=server))

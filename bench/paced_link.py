@@ -91,7 +91,7 @@ def peer() -> None:
         socket.create_server((ADDRESSES[THERE], PEER_PORT)) as server,
     ):
         where = ServerSettings(HOLDER_PORT, 2 << 30, Path(folder), ADDRESSES[THERE], PASSWORD)
-        holder = server_process.start(where, server_process.find_program())
+        holder = server_process.start_server(where, server_process.find_server_program())
         try:
             print(holder.instance, flush=True)
             line, _ = server.accept()
@@ -131,7 +131,7 @@ def trainer(instance: str, tries: int) -> list[dict[str, Any]]:
             rows.append(_row("without a save", 3.0, steps(line, _after(3.0))))
             for name, rate in LIMITS.items():
                 number += 10
-                options = FlushOptions(pace=TokenBucket(rate), node=HERE)
+                options = FlushOptions(rate_limit=TokenBucket(rate), node=HERE)
                 opened = lambda _: MemoryServerClient(endpoint, "bench", ACCOUNT, 20.0)  # noqa: E731
                 saver = Saver(opened, (holder,), 1, options, slot_bytes=100_000_000)
                 saver.stage(0, RankSave(1, number, 0), tensors)
@@ -142,7 +142,7 @@ def trainer(instance: str, tries: int) -> list[dict[str, Any]]:
                 rows.append(_row(name, time.monotonic() - began, taken))
                 waiter.join()
                 saver.close()
-                MemoryServerClient(endpoint, "bench", ACCOUNT, 20.0).drop(RankSave(1, number, 0), 1, 4096)
+                MemoryServerClient(endpoint, "bench", ACCOUNT, 20.0).delete_save(RankSave(1, number, 0), 1, 4096)
     return rows
 
 

@@ -36,7 +36,7 @@ from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
 from surefoot.flush.uploader import Uploader, UploadOutcome
 from surefoot.memory_server.client import MemoryServerClient
-from surefoot.memory_server.connection import account_of
+from surefoot.memory_server.connection import worker_credentials
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers import open_persistent
@@ -115,7 +115,9 @@ class Ours:
         self._answers: list[UploadOutcome] = []
         endpoints = self._surefoot._mine._backend.attached.servers
         self._promoter = Uploader(
-            lambda _: [MemoryServerClient(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
+            lambda _: [
+                MemoryServerClient(endpoint, JOB, worker_credentials(job_settings()), 10.0) for endpoint in endpoints
+            ],
             lambda: open_persistent(settings, JOB),
             self._answered,
         )
@@ -138,7 +140,7 @@ class Ours:
     def check(self) -> None:
         """The newest in S3 is the last that was saved."""
         tier = open_persistent(self._settings, JOB)
-        (manifest,) = tier.newest()
+        (manifest,) = tier.read_newest_manifests()
         if manifest.save.step != max(self._surefoot._due):
             raise AssertionError(f"S3 has {manifest.save}, not the last save")
         tier.close()

@@ -35,7 +35,7 @@ from surefoot.format.manifests import build_manifest
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import shard_box
 from surefoot.protocol.identities import RankSave
-from surefoot.restore.read_plan import WantedBox, plan
+from surefoot.restore.read_plan import WantedBox, plan_reads
 from surefoot.state import Program
 
 RANKS = 256
@@ -139,7 +139,7 @@ def amplification(dimension: int) -> dict[str, dict[str, float]]:
             wanted = [
                 WantedBox(_name(n), "float32", s, boxes[n], 4) for n, s in enumerate(RESHARDED) if boxes[n].volume
             ]
-            planned = plan(wanted, streams)
+            planned = plan_reads(wanted, streams)
             ours += planned.read_bytes
             needed += planned.wanted_bytes
             theirs += sum(_dcp_bytes(w, before) for w in wanted)

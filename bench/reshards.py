@@ -41,7 +41,7 @@ from surefoot.checkpointer.library_mode.in_process_backend import InProcessBacke
 from surefoot.geometry.sharding import shard_box
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.memory_server.client import MemoryServerClient
-from surefoot.memory_server.connection import Credentials, RespConnection, account_of
+from surefoot.memory_server.connection import Credentials, RespConnection, worker_credentials
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
 from surefoot.settings import job_settings
 from surefoot.state import Program
@@ -125,7 +125,7 @@ class World:
         made = Checkpointer(model=self.trained.model, optimizer=self.trained.optimizer, link=link)
         made.restore()
         made._step = 1
-        if not (made.save_now() and link.flush(WORLD_SECONDS)) or link.lost:
+        if not (made.save_now() and link.wait_for_flush(WORLD_SECONDS)) or link.lost:
             raise RuntimeError("the save to restore from failed")
         made._end(flush_seconds=0.0)
         dcp.save(self.trained.tensors(), checkpoint_id=folder / str(self.ranks))
@@ -191,7 +191,7 @@ class World:
         )  # fmt: skip
 
         def opened(holder: MemoryServerInstance) -> Any:
-            return MemoryServerClient(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
+            return MemoryServerClient(by_holder[holder], JOB, worker_credentials(job_settings()), CALL_SECONDS)
 
         return InProcessBackend(about, InProcessTargets(holders, opened))
 

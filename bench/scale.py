@@ -26,7 +26,7 @@ from surefoot.protocol.messages import Hello
 from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, EncodedListCache
-from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.desired_messages import derive_desired_state
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
@@ -146,11 +146,11 @@ class Told:
         self._rule(self.status)
         assert self.status.membership is not None
         for line, one in zip(self.lines, self.status.membership.members, strict=True):
-            self.channel.join(Hello("job", one.index, 1, one.incarnation, one.node, "", 1, 1, True), line)
+            self.channel.accept_agent(Hello("job", one.index, 1, one.incarnation, one.node, "", 1, 1, True), line)
 
     def _rule(self, status: JobStatus, holders: tuple[MemoryServerEndpoint, ...] | None = None) -> None:
         usable = UsableMemoryServers(status.assigned_servers if holders is None else holders)
-        self.channel.apply_state(desired_state(status, usable, 2, "t" * 32))
+        self.channel.apply_desired_state(derive_desired_state(status, usable, 2, "t" * 32))
 
     async def _cost(self, change: Callable[[], None]) -> dict[str, float]:
         for line in self.lines:

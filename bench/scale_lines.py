@@ -41,7 +41,7 @@ from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, D
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 JOB = "job"
@@ -51,7 +51,7 @@ BEATING_SECONDS = 10.0
 LIMIT_SECONDS = 240.0
 SETTINGS = OperatorSettings(
     coordinator=CoordinatorSettings(
-        lines=4096, max_unauthenticated=4096, max_unauthenticated_per_address=4096, hello_timeout_seconds=60.0
+        max_agents=4096, max_unauthenticated=4096, max_unauthenticated_per_address=4096, hello_timeout_seconds=60.0
     )
 )
 
@@ -86,17 +86,17 @@ class InstantFabric:
         self.status = replace(new, serial=old.serial + 1)
         return self.status
 
-    def refused_calls(self) -> tuple[RefusedCall, ...]:
+    def rejected_calls(self) -> tuple[RejectedCall, ...]:
         return ()
 
     async def set_finalizer(self, held: bool) -> None: ...
 
-    async def record(self, events: Sequence[object]) -> None: ...
+    async def record_events(self, events: Sequence[object]) -> None: ...
 
     async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
         raise AssertionError("this job is of no gang")
 
-    async def remove_group(self, removed: DeletePodGroup) -> None:
+    async def delete_pod_group(self, removed: DeletePodGroup) -> None:
         raise AssertionError("this job is of no gang")
 
     async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
@@ -226,7 +226,7 @@ class Stand:
             trusted = Path(folder) / "ca.pem"
             trusted.write_text(signer.pem)
             server = AgentServer(SETTINGS.coordinator, _everybody, signer.sign("127.0.0.1").server(Path(folder)))
-            server.serve(JOB, self.channel)
+            server.add_channel(JOB, self.channel)
             server.set_leading(True)
             await server.start()
             tasks = [asyncio.create_task(self._reconciler.run()), asyncio.create_task(self.lag.run())]
@@ -261,7 +261,7 @@ async def measured(workers: int, lost: int, heartbeat_seconds: float) -> dict[st
         row: dict[str, Any] = {"workers": workers, "lost": lost, "load": load, "heartbeat_seconds": heartbeat_seconds}
         row["joined_seconds"] = time.monotonic() - asked_at
         await asyncio.sleep(2 * heartbeat_seconds)
-        stand.lag._late.clear()
+        stand.lag._lags.clear()
         row |= await _beaten(workers, heartbeat_seconds)
         row["bytes_of_joining_a_worker"] = joined["received_bytes"] / workers
         before, cpu, struck = (await agents.heard(2))["received_bytes"], time.process_time(), time.monotonic()
@@ -272,7 +272,7 @@ async def measured(workers: int, lost: int, heartbeat_seconds: float) -> dict[st
         row["order_cpu_seconds"] = time.process_time() - cpu
         row["bytes_of_a_loss_a_worker"] = (heard["received_bytes"] - before) / workers
         row["refusals"] = heard["refusals"]
-        row["worst_loop_lag_seconds"] = stand.lag.worst_seconds
+        row["worst_loop_lag_seconds"] = stand.lag.max_lag_seconds
         row["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return row
 

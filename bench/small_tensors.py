@@ -93,7 +93,7 @@ class Turn:
             self._asked.due_now = False
             joins.append(_timed(mine._saver.join))
             mine._saver.wait()
-            if not mine._backend.flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
+            if not mine._backend.wait_for_flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
                 raise RuntimeError("a save did not reach its holders")
         found |= {
             "in_call_seconds": stalls,

@@ -48,7 +48,7 @@ class Surefoot(System):
 
     def finish(self) -> None:
         self._mine._saver.wait()
-        if not self._mine._backend.flush(FLUSH_SECONDS):
+        if not self._mine._backend.wait_for_flush(FLUSH_SECONDS):
             raise RuntimeError("a save did not reach its holders")
 
     def incomplete(self) -> list[str]:

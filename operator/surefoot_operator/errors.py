@@ -50,13 +50,13 @@ class StatusConflict(OperatorError):
 class PlatformError(OperatorError):
     """The platform could not carry out a call. The operator plans again later."""
 
-    permanent = False
+    is_permanent = False
     """Whether the same call would be rejected again."""
-    decided = False
+    is_final = False
     """Whether the platform replied that it will not carry out the call. Otherwise it may have, or may still do so."""
-    busy = False
+    is_busy = False
     """Whether the platform was only too busy, and may accept the same call later."""
-    closing = False
+    is_namespace_deleted = False
     """Whether the job's namespace is being deleted, so that nothing can be created there."""
 
 
@@ -64,7 +64,7 @@ class NotLeader(PlatformError):
     """This operator does not have the lease, without which it must not decide or write anything."""
 
 
-class ViewRefused(PlatformError):
+class ReadForbidden(PlatformError):
     """The operator may not read the objects that every plan needs, so that it cannot plan for the job."""
 
     status: JobStatus | None = None

@@ -20,7 +20,7 @@ from surefoot.protocol.messages import Barrier, NodeFinding
 from surefoot.protocol.progress import NO_PROGRESS, Progress, RankActivity
 from surefoot_operator.api.spec import Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 
 # ---- pod groups ------------------------------------------------------------------------------------------------------
 # Pod groups of a job, as observed. A group that could not be read is unknown: a scheduler would block a worker that is created
@@ -65,7 +65,7 @@ class PendingGroupCall:
 
     gang: Gang
     """Gang scheduler of the group."""
-    under_way: bool
+    in_progress: bool
     """Whether the platform has not replied yet."""
     rejection: str = ""
     """The platform's last rejection; empty: none."""
@@ -77,7 +77,7 @@ class PendingGroupCall:
 # Contents of the two tiers, as observed. An unreachable memory server is unknown and never empty, and a record that a listing
 # could not read is unread and never absent: either may be the only copy.
 
-HIGHEST_EPOCH = 2**31 - 1
+MAX_GENERATION = 2**31 - 1
 """Largest plausible generation. A larger number in a listing is damage or an attack, and no decision depends on it."""
 
 
@@ -131,7 +131,7 @@ class PersistentListing:
     """Checkpoints that may be complete, because not all their records could be read: never deleted, never taken for absent."""
     requested_from: frozenset[WorkerId] = frozenset()
     """Workers whose agents were asked for a listing and have not answered yet."""
-    newest_epoch: int = 0
+    newest_generation: int = 0
     """Newest generation with a save or a claim in the tier, except the claim that was requested with the listing; 0: none."""
     deleting: frozenset[Checkpoint] = frozenset()
     """Checkpoints whose deletion this leader has requested, which may still exist; they are not in `entries`."""
@@ -143,7 +143,7 @@ class PersistentListing:
             negated: whether to negate the generations of unread records, as those of a source job in `entries` are.
         """
         unread = {record.checkpoint for record in self.unread_records if record.checkpoint is not None}
-        unread = {checkpoint.negated() for checkpoint in unread} if negated else unread
+        unread = {checkpoint.with_negated_generation() for checkpoint in unread} if negated else unread
         return frozenset(unread | {m.save.checkpoint for m in self.entries or () if m.layout in self.lost_layouts})
 
     def without_checkpoints(self, removed: frozenset[Checkpoint]) -> PersistentListing:
@@ -234,20 +234,20 @@ class ObservedPurge:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeCallSeen:
+class ObservedPurgeCall:
     """Outcome of this leader's requests to start such an attempt."""
 
     attempt: int = 0
     """Newest attempt that the platform accepted, whose pod may have been removed since; 0: none."""
-    made_seconds: float = 0.0
+    accepted_seconds: float = 0.0
     """When the platform accepted it."""
-    under_way: bool = False
+    in_progress: bool = False
     """Whether a request has not been answered yet."""
-    refusals: int = 0
+    rejections: int = 0
     """Requests that were rejected in this term, without those that were not answered or met a busy server."""
-    refusal: str = ""
+    rejection: str = ""
     """Why the newest request failed; empty: it did not."""
-    refused_attempt: int = 1
+    rejected_attempt: int = 1
     """Attempt for which the newest request failed. It may exist all the same if no reply came."""
     since_seconds: float = 0.0
     """When the first of the consecutive failed requests failed."""
@@ -295,7 +295,7 @@ class ObservedExit:
     """Cause of the failure in a sentence."""
     secondary: bool
     """Whether the failure follows from another rank's, such as a closed connection."""
-    at_seconds: float
+    received_seconds: float
     """When it was received."""
     kind: Literal["failed", "hang"] = "failed"
     detail: str = ""
@@ -327,7 +327,7 @@ class ActivityWindow:
 
     since_step: int
     """First step of the window."""
-    paces: tuple[RankActivity, ...]
+    activities: tuple[RankActivity, ...]
     """Activity of each rank."""
 
 
@@ -361,7 +361,7 @@ class Timings:
     """Time of each save from the end of staging until it had all its copies."""
     pending: Mapping[Checkpoint, float] = field(default_factory=dict)
     """Saves that are being flushed, with the time at which they were first reported."""
-    pace: ActivityHistory = ActivityHistory()
+    activity: ActivityHistory = ActivityHistory()
     """Activity of the agent's ranks."""
 
     @property
@@ -439,7 +439,7 @@ class ObservedSession:
 class ObservedBarrier:
     """The newest barrier: the step at which all ranks are to save and wait."""
 
-    sent: Barrier
+    barrier: Barrier
     """Message that all members receive."""
     proposed_seconds: float
     """When it was first sent."""
@@ -474,13 +474,13 @@ class JobSnapshot:
     """Saves of which an agent found every copy in memory corrupt."""
     upload_seconds: float | None = None
     """Duration of the upload of `status.last_uploaded`, of its slowest worker; None: this operator did not observe it."""
-    refused_records: tuple[str, ...] = ()
+    rejected_records: tuple[str, ...] = ()
     """Records of the job that exceed a limit and were not read, one sentence each."""
     memory_cleared: bool = False
     """Whether this operator has deleted the job's saves from every memory server that answers."""
     purges: tuple[ObservedPurge, ...] = ()
     """Attempts to delete the persistent data of a deleted job."""
-    purge_call: PurgeCallSeen = PurgeCallSeen()
+    purge_call: ObservedPurgeCall = ObservedPurgeCall()
     spec_rejection: str = ""
     """Why a newer spec than that of `job` was rejected; empty: `job` has the newest."""
     free_nodes: int | None = None
@@ -493,9 +493,9 @@ class JobSnapshot:
     """None: the platform has no gang scheduler."""
     group_calls: tuple[PendingGroupCall, ...] = ()
     """Calls for pod groups that are under way or were rejected."""
-    uploads: bool = False
+    upload_now: bool = False
     """Whether the plan of this reconcile asks maintenance to upload the newest complete checkpoint at once."""
-    refused_calls: tuple[RefusedCall, ...] = ()
+    rejected_calls: tuple[RejectedCall, ...] = ()
     """Calls that the API server keeps rejecting, of this job or of those on which every job depends."""
-    deletions: frozenset[str] = frozenset()
+    deletion_uids: frozenset[str] = frozenset()
     """Uids of workers whose deletion this leader requested without a known outcome: it may happen at any time."""

@@ -52,14 +52,14 @@ class ApiCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedCall:
+class RejectedCall:
     """A call that was rejected every time since `first_seconds`."""
 
     call: ApiCall
     cause: Cause
-    sentence: str
+    message: str
     """Message of the API server."""
-    answer: str
+    status: str
     """Status code and reason of the API server."""
     first_seconds: float
     """When the first of these calls was rejected."""
@@ -70,10 +70,10 @@ class RefusedCall:
 
     def __str__(self) -> str:
         """Returns the message with the call: the same text as long as the API server gives the same message."""
-        return f"{self.sentence} ({self.answer}: {self.call})"
+        return f"{self.message} ({self.status}: {self.call})"
 
 
-class RefusedCalls:
+class RejectedCalls:
     """The calls of one process that are rejected now.
 
     Args:
@@ -82,16 +82,16 @@ class RefusedCalls:
 
     def __init__(self, lasting_seconds: float = REFUSED_SECONDS) -> None:
         self._lasting_seconds = lasting_seconds
-        self._refused: dict[ApiCall, RefusedCall] = {}
+        self._refused: dict[ApiCall, RejectedCall] = {}
         self._accepted: dict[tuple[str, str], float] = {}
         """When a call with this (verb, resource) was last accepted, for any object."""
 
-    def accept(self, call: ApiCall, now: float) -> None:
+    def record_accepted(self, call: ApiCall, now: float) -> None:
         """Records that a call succeeded."""
         self._refused.pop(call, None)
         self._accepted[call.verb, call.resource] = now
 
-    def refuse(self, call: ApiCall, cause: Cause, sentence: str, answer: str, now: float) -> None:
+    def record_rejected(self, call: ApiCall, cause: Cause, sentence: str, answer: str, now: float) -> None:
         """Records that a call was rejected or not answered.
 
         Args:
@@ -103,12 +103,12 @@ class RefusedCalls:
             return
         # a call that was not repeated for so long starts a new series
         if record is None or now - record.last_seconds > FORGOTTEN_SECONDS:
-            record = RefusedCall(call, cause, sentence, answer, now, now, 0)
+            record = RejectedCall(call, cause, sentence, answer, now, now, 0)
         self._refused[call] = replace(
-            record, cause=cause, sentence=sentence, answer=answer, last_seconds=now, count=record.count + 1
+            record, cause=cause, message=sentence, status=answer, last_seconds=now, count=record.count + 1
         )
 
-    def lasting(self, now: float, at_once: bool = False) -> tuple[RefusedCall, ...]:
+    def long_rejected(self, now: float, at_once: bool = False) -> tuple[RejectedCall, ...]:
         """Returns the calls that were rejected more than once, for long, and are still repeated; the oldest first.
 
         Args:
@@ -119,17 +119,17 @@ class RefusedCalls:
         long_rejected = (r for r in self._refused.values() if r.count > 1 and now - r.first_seconds >= seconds)
         return tuple(sorted(long_rejected, key=lambda refused: refused.first_seconds))
 
-    def of_job(self, job: str, now: float) -> tuple[RefusedCall, ...]:
+    def rejected_for_job(self, job: str, now: float) -> tuple[RejectedCall, ...]:
         """Returns the rejected calls of this job, and those on which every job depends."""
-        return tuple(r for r in self.lasting(now) if r.call.job == job or _affects_every_job(r.call))
+        return tuple(r for r in self.long_rejected(now) if r.call.job == job or _affects_every_job(r.call))
 
-    def disabling(self, now: float, at_once: bool = False) -> tuple[RefusedCall, ...]:
+    def disabling(self, now: float, at_once: bool = False) -> tuple[RejectedCall, ...]:
         """Returns the rejections that keep the operator from managing any job.
 
         It may not read the cluster, or cannot write the status of any job. The quota or a broken policy of one tenant does not
         count.
         """
-        return tuple(r for r in self.lasting(now, at_once) if r.cause != "silent" and self._disables_operator(r))
+        return tuple(r for r in self.long_rejected(now, at_once) if r.cause != "silent" and self._disables_operator(r))
 
     def _forget(self, now: float) -> None:
         for call in [c for c, refused in self._refused.items() if now - refused.last_seconds > FORGOTTEN_SECONDS]:
@@ -145,7 +145,7 @@ class RefusedCalls:
         job_call_count = sum(other.job == call.job for other in same_kind) if call.job else 0
         return len(same_kind) < MAX_CALLS and job_call_count < MAX_JOB_CALLS
 
-    def _disables_operator(self, refused: RefusedCall) -> bool:
+    def _disables_operator(self, refused: RejectedCall) -> bool:
         """Whether the rejection keeps the operator from managing any job."""
         call = refused.call
         # one job's status may be rejected for its content: only if no status was accepted since, all are affected
@@ -154,7 +154,7 @@ class RefusedCalls:
         return self._accepted.get((call.verb, call.resource), -1.0) < refused.first_seconds
 
 
-def counted(refused: Iterable[RefusedCall]) -> dict[tuple[str, str, str], int]:
+def count_by_cause(refused: Iterable[RejectedCall]) -> dict[tuple[str, str, str], int]:
     """Counts rejected calls by (verb, resource, cause)."""
     counts: dict[tuple[str, str, str], int] = {}
     for rejection in refused:

@@ -23,26 +23,26 @@ class CoordinatorSettings:
     """Port on which it listens; 0: any free port."""
     hello_timeout_seconds: float = 5.0
     """Time until a connection must have sent a valid, authenticated hello; after it, the connection is closed."""
-    lead_seconds: float = 3.5
+    lead_wait_seconds: float = 3.5
     """Time for which a replica that does not lead keeps the connections of new agents, because it may lead in a moment."""
-    close_seconds: float = 0.5
+    close_timeout_seconds: float = 0.5
     """Time to wait for an orderly close of a connection before it is aborted."""
-    send_queue: int = 256
+    max_queued_messages: int = 256
     """Maximum number of messages queued for one agent. A slower agent is disconnected, and gets the full state when it
     reconnects."""
-    hello_bytes: int = 64 * 1024
+    max_hello_bytes: int = 64 * 1024
     """Maximum number of bytes that a connection may send before its hello is accepted."""
     max_unauthenticated: int = 512
     """Maximum number of connections whose hello was not accepted yet; `lines` does not count them."""
     max_unauthenticated_per_address: int = 32
     """The same limit for one address, which the workers of a node or of a whole machine may share."""
-    message_bytes: int = 64 * 1024 * 1024
+    max_message_bytes: int = 64 * 1024 * 1024
     """Maximum size of a message from an agent: a listing of the persistent tier. Other messages have smaller limits
     (`surefoot_operator.coordinator.agent_server`)."""
-    foreign_retry: bool = False
+    retry_unknown_jobs: bool = False
     """Whether agents of an unknown job are asked to retry: on a cluster, the operator may learn of a job after its agents
     connect."""
-    lines: int = 4096
+    max_agents: int = 4096
     """Maximum number of connected agents."""
 
 
@@ -50,19 +50,19 @@ class CoordinatorSettings:
 class MemorySettings:
     """Limits of the operator's calls to memory servers."""
 
-    call_seconds: float = 1.0
+    call_timeout_seconds: float = 1.0
     """Timeout of one call."""
-    probe_seconds: float = 0.25
+    probe_interval_seconds: float = 0.25
     """Interval at which each server is asked for its instance: how soon a server that restarted empty is detected."""
-    read_seconds: float = 0.5
+    read_interval_seconds: float = 0.5
     """Interval at which indexes are read while a generation is committed: the maximum age of a watermark."""
-    rest_seconds: float = 30.0
+    idle_interval_seconds: float = 30.0
     """The same interval for a suspended or ended job, which only needs to know whether its checkpoint still exists."""
     gc_interval_seconds: float = 30.0
     """Interval at which old saves are deleted."""
     prefault_wait_seconds: float = 10.0
     """Maximum time for which a new server may prefault its memory before a job uses it."""
-    closures: Backoff = _CLOSURES
+    quota_backoff: Backoff = _CLOSURES
     """Minimum time for which a job that exceeds its share of a server may not write there."""
 
 
@@ -74,16 +74,16 @@ class OperatorSettings:
     memory: MemorySettings = MemorySettings()
     metrics_port: int | None = None
     """Port on which each worker serves its metrics; 0: any free port; None: it serves none."""
-    progress_seconds: float = 0.5
+    progress_interval_seconds: float = 0.5
     """Minimum time between two status writes that only report progress. Each is a call to the API server."""
     progress_write_delay_seconds: float = 0.0
     """Time after the start of a term in which progress of a job of a former leader is not written: its agents and memory
     servers reconnect first."""
-    notice_seconds: float = 0.5
+    batch_seconds: float = 0.5
     """Time for which messages that change no decision (steps, saves) are collected before the next plan."""
     max_sleep_seconds: float = 2.0
     """Maximum time between two plans of a job, also without any message: a missed change costs no more than this."""
-    rest_seconds: float = 60.0
+    max_idle_sleep_seconds: float = 60.0
     """The same for a suspended or ended job: hundreds of them must cost nearly nothing."""
     backoff: Backoff = _RECONCILES
     """Delay after a reconcile that failed."""

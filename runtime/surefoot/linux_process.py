@@ -99,12 +99,12 @@ def _has_ended(fields: list[str]) -> bool:
     return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
-def members(group: int) -> list[int]:
+def list_group_members(group: int) -> list[int]:
     """Lists the pids of the running processes of a process group."""
     return [pid for pid in _all() if group_of(pid) == group]
 
 
-def with_environment(name: str, value: str) -> list[int]:
+def find_by_environment(name: str, value: str) -> list[int]:
     """Lists the pids of this user's running processes that were started with `name=value` in their environment.
 
     It finds them in all process groups, since a crashed run leaves several.
@@ -125,7 +125,7 @@ def _all() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
     """Sends a signal to exactly this process; returns False if it has ended."""
     try:
         descriptor = os.pidfd_open(identity.pid)
@@ -144,13 +144,13 @@ def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
         os.close(descriptor)
 
 
-def send_group(group: int, number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
     """Sends a signal to a whole process group; does nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
-def send_main_thread(pid: int, number: int) -> None:
+def signal_main_thread(pid: int, number: int) -> None:
     """Sends a signal to the main thread of a process; a signal to the process may be handled by any thread.
 
     On processors other than x86-64 and arm64 it is sent to the process, where the kernel prefers the main thread.
@@ -212,14 +212,14 @@ def reap_orphans(owned_pids: set[int]) -> None:
 # ---- sockets ---------------------------------------------------------------------------------------------------------
 # Opens Unix sockets at paths longer than the 107 bytes that the kernel allows.
 
-LONGEST = 100
+MAX_SOCKET_PATH_BYTES = 100
 """Longest path in bytes that is used directly."""
 
 
 @contextlib.contextmanager
-def reachable(path: Path) -> Iterator[str]:
+def short_socket_path(path: Path) -> Iterator[str]:
     """Yields a path of the socket that is short enough to bind or connect."""
-    if len(os.fsencode(path)) <= LONGEST:
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -45,7 +45,7 @@ class RankBackoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class SaveSchedule:
     """Records the job's save intervals in steps; None or 0: the persistent tier has no interval in steps."""
 
     interval_steps: int
@@ -57,13 +57,13 @@ class Schedule:
                 f"intervals of {self.interval_steps} and {self.persistent_interval_steps} steps: each must be at least 1"
             )
 
-    def due(self, step: int, exponent: int) -> bool:
+    def is_due(self, step: int, exponent: int) -> bool:
         """Decides whether a step is saved at an interval exponent; steps for the persistent tier are due at every one."""
         if step < 1:
             return False
-        return step % (self.interval_steps << min(exponent, MAX_EXPONENT)) == 0 or self.persistent_due(step)
+        return step % (self.interval_steps << min(exponent, MAX_EXPONENT)) == 0 or self.is_upload_due(step)
 
-    def persistent_due(self, step: int) -> bool:
+    def is_upload_due(self, step: int) -> bool:
         """Decides whether the save of a step is uploaded: once per persistent interval, rounded up to memory intervals."""
         if not self.persistent_interval_steps or step < 1:
             return False

@@ -126,7 +126,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
     )
 
 
-def settings_elsewhere(settings: JobSettings, uri: str) -> PersistentSettings:
+def persistent_settings_at(settings: JobSettings, uri: str) -> PersistentSettings:
     """Configures a persistent tier at another URI, with the endpoint and account of this job's own tier if it has one."""
     return PersistentSettings(uri) if settings.persistent is None else replace(settings.persistent, uri=uri)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 
-async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: float = 0.0) -> None:
+async def repeat_until_cancelled(work: Callable[[], Awaitable[float]], first_pause_seconds: float = 0.0) -> None:
     """Calls `work` until cancelled; it returns the seconds to pause before the next call.
 
     A quarter of each pause is random, so that processes that started together do not call one server at the same
@@ -26,7 +26,7 @@ async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: floa
         pause_seconds = await work()
 
 
-def logged(log: logging.Logger) -> Callable[[str, BaseException], None]:
+def log_failure_to(log: logging.Logger) -> Callable[[str, BaseException], None]:
     """Returns an error callback for a TaskSet that only logs the error."""
     return lambda name, error: log.error("%s failed: %s", name, error, exc_info=error)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.local_run import LocalRun
-from surefoot.linux_process import ProcessIdentity, identity_of, parent_of, send
+from surefoot.linux_process import ProcessIdentity, identity_of, parent_of, send_signal
 from surefoot_operator.platforms.local.local_nodes import is_trainer
 from surefoot_operator.platforms.local.run_folder import read_json
 
@@ -58,7 +58,7 @@ class Striker:
         if not victims:
             return
         victim = self._rng.choice(victims)
-        if not send(victim, signal.SIGKILL if verb == "kill" else signal.SIGSTOP):
+        if not send_signal(victim, signal.SIGKILL if verb == "kill" else signal.SIGSTOP):
             return
         self.struck.append(strike.kind)
         if verb == "stop":
@@ -74,7 +74,7 @@ class Striker:
         due = [one for one in self._stopped if everybody or time.monotonic() >= one[0]]
         self._stopped = [one for one in self._stopped if one not in due]
         for _, life in due:
-            send(life, signal.SIGCONT)
+            send_signal(life, signal.SIGCONT)
 
     def victims(self, kind: str) -> list[ProcessIdentity]:
         """Those that live, in the order of their numbers."""
@@ -95,7 +95,7 @@ class Striker:
                 return not is_trainer(pid) and parent_of(pid) in self._agents()
 
     def _agents(self) -> set[int]:
-        states = [read_json(path) or {} for path in self._run.run_folder.workers.glob("*.state")]
+        states = [read_json(path) or {} for path in self._run.run_folder.workers_folder.glob("*.state")]
         return {ProcessIdentity.parse(state["life"]).pid for state in states if state.get("life")}
 
 

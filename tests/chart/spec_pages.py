@@ -67,14 +67,14 @@ def default_of(field: DeclaredField) -> str:
 def allowed_of(field: DeclaredField) -> str:
     """Returns the allowed values in Markdown; empty where any of the type is allowed."""
     declared = field.field
-    if field.mapping is not None:
+    if field.mapping_class is not None:
         return ""
     if declared.quantity:
-        return f"≥ `{quantity_of(int(declared.least))}`" if declared.least else ""
+        return f"≥ `{quantity_of(int(declared.min_value))}`" if declared.min_value else ""
     if field.type is bool:
         return "`true`, `false`"
     if field.type in (int, float):
-        low, high = f"{declared.least:g}", declared.most
+        low, high = f"{declared.min_value:g}", declared.max_value
         numbers = f"≥ {low}" if high is None else f"{low} to {high:,.15g}"
         return ", ".join([numbers, *(f"`{word}`" for word in field.words)])
     return ", ".join(f"`{word}`" for word in get_args(field.type))
@@ -88,8 +88,8 @@ def classes(path: str = "spec", cls: type[Any] = spec.TrainingJobSpec) -> Iterat
     """Lists each mapping of the spec with its path."""
     yield path, cls
     for name, field in declared_fields(cls).items():
-        if field.mapping is not None:
-            yield from classes(f"{path}.{name}", field.mapping)
+        if field.mapping_class is not None:
+            yield from classes(f"{path}.{name}", field.mapping_class)
 
 
 # ---- CRD -------------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def _given(side: str, path: str) -> str:
         side, field = f"{side}.{name}", declared_fields(cls)[name]
         if not field.required and field.default is None:
             conditions.append(f"has({side})")
-        cls = field.mapping
+        cls = field.mapping_class
     return " && ".join(conditions)
 
 
@@ -196,12 +196,12 @@ def field_schema(path: str, field: DeclaredField, text: str) -> Schema:
     if field.is_list:
         unique = {"value": {"x-kubernetes-list-type": "set"}, "": {}}
         unique["name"] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-        least = {"minItems": field.field.least_items} if field.field.least_items else {}
+        least = {"minItems": field.field.min_items} if field.field.min_items else {}
         return {
             **described,
             "type": "array",
             **least,
-            "maxItems": field.field.items,
+            "maxItems": field.field.max_items,
             **unique[field.field.unique],
             "items": value,
         }
@@ -215,27 +215,30 @@ def field_schema(path: str, field: DeclaredField, text: str) -> Schema:
 def item_schema(path: str, field: DeclaredField) -> Schema:
     """Returns the schema of the value, or of each item of a list."""
     declared = field.field
-    if field.mapping is not None:
-        return mapping_schema(path, field.mapping)
+    if field.mapping_class is not None:
+        return mapping_schema(path, field.mapping_class)
     if declared.quantity:
         return {**_either(), "pattern": f"^{QUANTITY}$", "maxLength": 32, "x-kubernetes-validations": [_size(declared)]}
     if field.type is bool:
         return {"type": "boolean"}
     if field.type is str:
         pattern = {"pattern": f"^({declared.pattern})$" if "|" in declared.pattern else f"^{declared.pattern}$"}
-        characters = {"minLength": 1, "maxLength": declared.characters}
+        characters = {"minLength": 1, "maxLength": declared.max_characters}
         return {"type": "string", **characters, **(pattern if declared.pattern else {})}
     if field.type in (int, float):
-        most = {} if declared.most is None else {"maximum": _number(declared.most)}
-        numbers = {"minimum": _number(declared.least), **most}
+        most = {} if declared.max_value is None else {"maximum": _number(declared.max_value)}
+        numbers = {"minimum": _number(declared.min_value), **most}
         if field.words:
             return {**_either(), **numbers, "pattern": f"^{'|'.join(field.words)}$"}
         if field.type is int:
             return {"type": "integer", "format": "int64", **numbers}
-        if float(declared.least).is_integer():
+        if float(declared.min_value).is_integer():
             return {"type": "number", **numbers}
         # for a value without a fraction the API server cuts that of `minimum` off: 0 would pass for at least 0.001
-        rule = {"rule": f"self >= {declared.least}", "message": f"{declared.numbers(is_integer=False)} is allowed"}
+        rule = {
+            "rule": f"self >= {declared.min_value}",
+            "message": f"{declared.describe_numbers(is_integer=False)} is allowed",
+        }
         return {"type": "number", **numbers, "x-kubernetes-validations": [rule]}
     return {"type": "string", "enum": list(get_args(field.type))}
 
@@ -246,7 +249,7 @@ def _either() -> Schema:
 
 def _size(declared: Field) -> Schema:
     """Requires the smallest allowed quantity; 1 byte where none is declared."""
-    least = max(1, int(declared.least))
+    least = max(1, int(declared.min_value))
     of_text = f"quantity(self).compareTo(quantity('{quantity_of(least)}')) >= 0"
     message = f"at least {quantity_of(least)}, in {declared.unit}, is allowed"
     return {"rule": f"type(self) == int ? self >= {least} : {of_text}", "message": message}
@@ -261,14 +264,14 @@ def template_schema() -> Schema:
     kept = {"x-kubernetes-preserve-unknown-fields": True}
     name = {
         "type": "string",
-        "maxLength": parse.CONTAINER_NAME.characters,
+        "maxLength": parse.CONTAINER_NAME.max_characters,
         "pattern": f"^{parse.CONTAINER_NAME.pattern}$",
     }
     variable_name = {
         "description": "Name. Required.",
         "type": "string",
         "minLength": 1,
-        "maxLength": parse.VARIABLE_NAME.characters,
+        "maxLength": parse.VARIABLE_NAME.max_characters,
         "pattern": f"^{parse.VARIABLE_NAME.pattern}$",
     }
     container: Schema = {
@@ -294,7 +297,7 @@ def template_schema() -> Schema:
     trainer = f"c.name != '{parse.TRAINER}'"
     reserved = f"c.env.all(e, !e.name.startsWith('{parse.RESERVED_VARIABLES}'))"
     stated = "(has(c.command) && size(c.command) > 0 && size(c.command[0]) > 0)"
-    grace = {"minimum": int(parse.GRACE_PERIOD.least), "maximum": int(parse.GRACE_PERIOD.most or 0)}
+    grace = {"minimum": int(parse.GRACE_PERIOD.min_value), "maximum": int(parse.GRACE_PERIOD.max_value or 0)}
     pod: Schema = {
         "description": "Kubernetes' PodSpec. Required.",
         "type": "object",
@@ -380,6 +383,6 @@ def unsupported_rows() -> Iterator[str]:
 def foreign_rows() -> Iterator[str]:
     for path, cls in classes():
         for name, field in declared_fields(cls).items():
-            if field.field.foreign:
-                values = ", ".join(f"`{value}`" for value in field.field.foreign)
-                yield f"| `{path}.{name}`: {values} | {field.field.instead} |\n"
+            if field.field.rejected_values:
+                values = ", ".join(f"`{value}`" for value in field.field.rejected_values)
+                yield f"| `{path}.{name}`: {values} | {field.field.rejection_hint} |\n"

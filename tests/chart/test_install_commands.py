@@ -143,7 +143,7 @@ def test_what_is_waited_for_can_come(number: int) -> None:
 def test_pods_are_asked_for_by_the_label_that_they_bear() -> None:
     asked = position("kubectl", "get", "pods")
     label, _, name = option(commands()[asked], "--selector").partition("=")
-    assert label == api_objects.JOB_NAME
+    assert label == api_objects.JOB_NAME_LABEL
     assert name in jobs_made_before(asked)
 
 

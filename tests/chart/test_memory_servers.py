@@ -11,7 +11,7 @@ from chart import helm
 from chart.objects import Object, ports
 from chart.test_seams import environment
 from support.servers.memory_cgroup import container_bytes
-from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS, sidecar_settings
+from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS, read_sidecar_settings
 from surefoot_operator.platforms.kubernetes.pods import SERVER_SOCKET
 
 BESIDE: Object = {
@@ -125,7 +125,7 @@ def test_parts_of_a_node_are_equal_and_never_more_than_it_may_take() -> None:
 @pytest.mark.parametrize("servers", [1, 2, MAX_SERVERS])
 def test_the_companion_finds_every_server_beside_it(servers: int) -> None:
     found = rendered(servers)
-    told = sidecar_settings(environment(found, "DaemonSet", "surefoot-memory", "companion"))
+    told = read_sidecar_settings(environment(found, "DaemonSet", "surefoot-memory", "companion"))
     named = ports(template(found))
     assert named.pop("metrics") == told.port
     assert named == {f"redis-{n}" if n else "redis": told.redis_port + n for n in range(told.servers)}

@@ -12,11 +12,11 @@ from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
 from surefoot.memory_server.client import MAX_VALUE_BYTES
 from surefoot.memory_server.server_process import MALLOC_ENVIRONMENT, ServerSettings, redis_configuration
-from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, sidecar_settings
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, read_sidecar_settings
 from surefoot_operator.controller.admission_webhooks import EVICTIONS_PATH, JOBS_PATH
-from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
+from surefoot_operator.controller.cluster_settings import ClusterSettings, read_cluster_settings
 from surefoot_operator.controller.credentials.certificates import server_names
-from surefoot_operator.controller.leader.cluster_claim import CLAIMS
+from surefoot_operator.controller.leader.cluster_claim import CLAIMS_LEASE
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.pods import SERVER_SOCKET
 
@@ -32,11 +32,11 @@ def environment(rendered: list[Object], kind: str, name: str, container: str) ->
 def settings(values: Object, release: str = helm.RELEASE) -> ClusterSettings:
     rendered = helm.objects(values, release)
     name = "surefoot-operator" if release == helm.RELEASE else f"{release}-surefoot-operator"
-    return cluster_settings(environment(rendered, "Deployment", name, "operator"), [], helm.NAMESPACE)
+    return read_cluster_settings(environment(rendered, "Deployment", name, "operator"), [], helm.NAMESPACE)
 
 
 def test_the_default_release_says_what_the_operator_would_assume() -> None:
-    assumed = cluster_settings({"SUREFOOT_POD_NAME": "pod-1"}, [], helm.NAMESPACE)
+    assumed = read_cluster_settings({"SUREFOOT_POD_NAME": "pod-1"}, [], helm.NAMESPACE)
     assert settings({}) == assumed
 
 
@@ -46,7 +46,9 @@ def test_the_role_allows_what_the_claim_on_the_cluster_calls(values: Object) -> 
     for release in (helm.RELEASE, "other"):
         rendered = helm.objects(values, release)
         roles = [
-            one for one in rendered if one["kind"] == "Role" and one["metadata"].get("namespace") == CLAIMS.namespace
+            one
+            for one in rendered
+            if one["kind"] == "Role" and one["metadata"].get("namespace") == CLAIMS_LEASE.namespace
         ]
         allowed = {
             (verb, name)
@@ -56,7 +58,7 @@ def test_the_role_allows_what_the_claim_on_the_cluster_calls(values: Object) -> 
             for verb in rule["verbs"]
             for name in rule.get("resourceNames", [""])
         }
-        assert allowed >= {("create", ""), ("get", CLAIMS.name), ("update", CLAIMS.name)}
+        assert allowed >= {("create", ""), ("get", CLAIMS_LEASE.name), ("update", CLAIMS_LEASE.name)}
         assert not {("update", ""), ("get", ""), ("delete", "")} & allowed, "kubelets' leases are not the operator's"
         bound = [one["roleRef"]["name"] for one in rendered if one["kind"] == "RoleBinding"]
         assert all(role["metadata"]["name"] in bound for role in roles)
@@ -105,7 +107,7 @@ def test_the_companion_logs_in_the_format_of_the_operator() -> None:
 
 def test_the_companion_finds_the_redis_beside_it() -> None:
     rendered = helm.objects({})
-    found = sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion"))
+    found = read_sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion"))
     template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
     assert ports(template) == {"redis": found.redis_port, "metrics": found.port}
     assert found == dataclasses.replace(SidecarSettings(), password_file="/var/run/secrets/surefoot-memory/password")
@@ -113,17 +115,17 @@ def test_the_companion_finds_the_redis_beside_it() -> None:
 
 def test_tls_is_told_to_everybody_who_speaks_to_redis() -> None:
     rendered = helm.objects({"memoryTier": {"tls": {"enabled": True}}})
-    assert cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), []).memory_tls
-    assert sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
+    assert read_cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), []).memory_tls
+    assert read_sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
     template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
-    assert api_objects.HOLDER_TLS in template["metadata"]["annotations"]
+    assert api_objects.MEMORY_SERVER_TLS in template["metadata"]["annotations"]
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
-    assert {"port 0", f"tls-port {api_objects.HOLDER_PORT}"} <= set(lines), "nobody is let in without it"
+    assert {"port 0", f"tls-port {api_objects.MEMORY_SERVER_PORT}"} <= set(lines), "nobody is let in without it"
 
 
 def test_a_socket_is_where_workers_look_for_it() -> None:
     rendered = helm.objects({"memoryTier": {"localSocket": {"enabled": True, "hostPath": "/run/of-nodes"}}})
-    told = cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), [])
+    told = read_cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), [])
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
     assert {"port 6379", f"unixsocket {SERVER_SOCKET.format(server=0)}", "unixsocketperm 777"} <= set(lines)
     spec = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]["spec"]
@@ -145,8 +147,8 @@ def test_no_socket_is_made_unasked() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "selector"),
     [
-        ("DaemonSet", "surefoot-memory", api_objects.HOLDER_SELECTOR),
-        ("Deployment", "surefoot-operator", f"{api_objects.PART}=operator"),
+        ("DaemonSet", "surefoot-memory", api_objects.MEMORY_SERVER_SELECTOR),
+        ("Deployment", "surefoot-operator", f"{api_objects.PART_LABEL}=operator"),
     ],
 )
 def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, selector: str) -> None:
@@ -156,7 +158,7 @@ def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, 
 
 def test_workers_are_let_in_by_the_label_that_they_bear() -> None:
     policy = helm.one(helm.objects({}), "NetworkPolicy", "surefoot-operator")["spec"]
-    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {api_objects.PART: api_objects.WORKER}
+    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {api_objects.PART_LABEL: api_objects.WORKER}
 
 
 def test_the_tiers_servers_have_the_allocators_options_of_a_local_one() -> None:

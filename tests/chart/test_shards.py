@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chart import helm
 from chart.objects import Object
-from surefoot_operator.controller.leader.election_rules import HIGHEST, lease_name
+from surefoot_operator.controller.leader.election_rules import MAX_SHARDS, lease_name
 
 
 def test_each_shard_has_a_service_of_its_own_and_one_shard_changes_nothing() -> None:
@@ -21,8 +21,8 @@ def test_each_shard_has_a_service_of_its_own_and_one_shard_changes_nothing() -> 
 
 def test_the_lease_of_every_shard_that_may_be_is_allowed_whatever_their_number_is_now() -> None:
     """While the number goes down, replicas of the new one hold and give back the leases of the old one."""
-    wanted = {lease_name("surefoot-operator", shard) for shard in range(HIGHEST)}
-    for shards in (1, HIGHEST):
+    wanted = {lease_name("surefoot-operator", shard) for shard in range(MAX_SHARDS)}
+    for shards in (1, MAX_SHARDS):
         role = helm.one(helm.objects({"operator": {"shards": shards}}), "Role", "surefoot-operator")
         [named] = [
             rule["resourceNames"]

@@ -23,10 +23,10 @@ from cluster.processes import wait
 from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.interface import Platform
-from surefoot_operator.platforms.kubernetes.api_client import Api, connect
+from surefoot_operator.platforms.kubernetes.api_client import Api, connect_to_api_server
 from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS
+from surefoot_operator.platforms.kubernetes.views.observations import MAX_LEASE_AGE_SECONDS
 from surefoot_operator.policy.core.actions import CreateWorker, Event
 
 pytest.register_assert_rewrite("support.fabric_suite")
@@ -104,14 +104,14 @@ class KubernetesLab:
     """The Kubernetes fabric with a job of its own."""
 
     moment_seconds = 5.0
-    node_seconds = LEASE_SECONDS + 20.0
+    node_seconds = MAX_LEASE_AGE_SECONDS + 20.0
     tells_death = False
 
     def __init__(self, engine: Engine, plain: PlainApi, api: Api) -> None:
         self.engine, self.plain, self.api = engine, plain, api
         first, second = engine.facts().node_names[:2]
         self.nodes = (first, second)
-        self.cache = ClusterCache(api, holders_in="default")
+        self.cache = ClusterCache(api, server_namespace="default")
         self.fabric: Platform
         self.uid = ""
         self._hurt: set[str] = set()
@@ -184,7 +184,7 @@ class KubernetesLab:
 
 @pytest.fixture
 async def lab(engine: Engine, plain: PlainApi) -> AsyncIterator[KubernetesLab]:
-    made = KubernetesLab(engine, plain, await connect(engine.facts().kubeconfig))
+    made = KubernetesLab(engine, plain, await connect_to_api_server(engine.facts().kubeconfig))
     await made.open()
     try:
         await until(
@@ -253,8 +253,8 @@ async def test_a_quota_that_the_jobs_own_secret_used_up_keeps_no_worker_of_the_n
 
 async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
     told = [Event("GenerationClaimed", "epoch 2 was claimed: worker 1 is lost", warning=True)]
-    await lab.fabric.record(told)
-    await lab.fabric.record(told)
+    await lab.fabric.record_events(told)
+    await lab.fabric.record_events(told)
     selector = f"involvedObject.uid={lab.uid},reason=GenerationClaimed"
     items = lab.plain.call("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")["items"]
     assert [(item["type"], item["message"]) for item in items] == [("Warning", told[0].message)]

@@ -19,7 +19,7 @@ from support.machine_speed import scaled
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_client import connect
+from surefoot_operator.platforms.kubernetes.api_client import connect_to_api_server
 from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
@@ -90,8 +90,8 @@ class Lab:
     async def open(self, command: list[str], uri: str = "file:///kept") -> KubernetesPlatform:
         made = self.plain.call("POST", JOBS, document(self.engine, command, uri))
         self.uid = made["metadata"]["uid"]
-        self._api = await connect(self.engine.facts().kubeconfig)
-        self._cache = ClusterCache(self._api, holders_in=NAMESPACE)
+        self._api = await connect_to_api_server(self.engine.facts().kubeconfig)
+        self._cache = ClusterCache(self._api, server_namespace=NAMESPACE)
         await self._cache.start()
         # nothing stands in front of the command: what is tried here is no agent's
         settings = PodSettings(agent=("env",))

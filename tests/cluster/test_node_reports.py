@@ -14,9 +14,9 @@ from cluster.engine import Engine
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.controller.shard_leadership import NodeReporter
-from surefoot_operator.platforms.kubernetes.api_client import connect
-from surefoot_operator.platforms.kubernetes.api_writes import timestamp
-from surefoot_operator.platforms.kubernetes.node_conditions import CONDITION, MARK
+from surefoot_operator.platforms.kubernetes.api_client import connect_to_api_server
+from surefoot_operator.platforms.kubernetes.api_writes import format_time
+from surefoot_operator.platforms.kubernetes.node_conditions import CONDITION_TYPE, UNHEALTHY_KEY
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
 
@@ -43,8 +43,8 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
     before = plain.call("GET", path)
 
     async def report(now: float) -> dict[str, Any]:
-        api = await connect(engine.facts().kubeconfig)
-        entry = {"name": name, "reason": REASON, "untilTime": timestamp(NOW + 100)}
+        api = await connect_to_api_server(engine.facts().kubeconfig)
+        entry = {"name": name, "reason": REASON, "untilTime": format_time(NOW + 100)}
         job = {"metadata": {"namespace": "ns", "name": "gpt"}, "status": {"unhealthyNodes": [entry]}}
         seen = SimpleNamespace(items={name: plain.call("GET", path)})
         cache = SimpleNamespace(nodes=seen, jobs=SimpleNamespace(items={"gpt": job}))
@@ -56,9 +56,9 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
 
     told = asyncio.run(report(NOW))
     try:
-        assert conditions(told) == {**conditions(before), CONDITION: "True"}
-        assert told["metadata"]["annotations"][MARK].startswith(REASON)
-        assert {one["key"] for one in told["spec"]["taints"]} == {"example.com/other", MARK}
+        assert conditions(told) == {**conditions(before), CONDITION_TYPE: "True"}
+        assert told["metadata"]["annotations"][UNHEALTHY_KEY].startswith(REASON)
+        assert {one["key"] for one in told["spec"]["taints"]} == {"example.com/other", UNHEALTHY_KEY}
         signal = observations.observe_node(
             told, KubeletLiveness(), "kubernetes.io/hostname", KNOWN_SIGNALS
         ).evacuation_reason
@@ -66,8 +66,8 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
     finally:
         well = asyncio.run(report(NOW + 200))
         plain.merge(path, {"spec": {"taints": None}})
-    assert conditions(well) == {**conditions(before), CONDITION: "False"}
-    assert MARK not in well["metadata"].get("annotations", {})
+    assert conditions(well) == {**conditions(before), CONDITION_TYPE: "False"}
+    assert UNHEALTHY_KEY not in well["metadata"].get("annotations", {})
     assert well["spec"].get("taints") == before["spec"].get("taints")
     assert (
         observations.observe_node(well, KubeletLiveness(), "kubernetes.io/hostname", KNOWN_SIGNALS).evacuation_reason

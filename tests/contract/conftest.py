@@ -36,7 +36,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Persistent
 
 @pytest.fixture
 def tier(settings: PersistentSettings) -> Iterator[ObjectStoreTier]:
-    opened = open_persistent(settings, "job-1", begin=True)
+    opened = open_persistent(settings, "job-1", create_root=True)
     yield opened
     opened.close()
 

@@ -22,7 +22,7 @@ from surefoot.errors import TierError
 from surefoot.memory_server import server_process
 from surefoot.memory_server.provisioning import INSTANCE_DIGITS, MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer, TlsFiles
-from surefoot.memory_server.sidecar.server_monitor import Seen, ServersWatch, render_metrics
+from surefoot.memory_server.sidecar.server_monitor import NodeMonitor, ServerState, render_metrics
 from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 
 SIZE = 40 << 20
@@ -32,7 +32,7 @@ FILLED = SIZE // 2
 @contextmanager
 def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[list[RunningServer]]:
     """Servers at ports that follow each other, as in the memory tier's pod."""
-    program = redis_server.program(redis_server.OVER_TLS) if tls is not None else server_process.find_program()
+    program = redis_server.program(redis_server.OVER_TLS) if tls is not None else server_process.find_server_program()
     for attempt in range(20):
         with ExitStack() as stack:
             first = stack.enter_context(redis_server.running(folder / "0", program, SIZE, tls=tls))
@@ -40,7 +40,7 @@ def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[l
             try:
                 for server in range(1, count):
                     port, own = first.settings.port + server, folder / str(server)
-                    beside = server_process.start(replace(first.settings, port=port, folder=own), program)
+                    beside = server_process.start_server(replace(first.settings, port=port, folder=own), program)
                     found.append(beside)
                     stack.callback(beside.kill)
             except TierError:
@@ -63,7 +63,7 @@ def settings_of(servers: list[RunningServer], folder: Path) -> SidecarSettings:
     )
 
 
-def instance(seen: Seen) -> str:
+def instance(seen: ServerState) -> str:
     """As jobs name it."""
     return seen.info["run_id"][:INSTANCE_DIGITS]
 
@@ -74,14 +74,14 @@ def sent(server: RunningServer, number: signal.Signals) -> None:
 
 def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = ServersWatch(settings_of(servers, tmp_path))
-        assert node.reason.splitlines() == [f"server {n}: it was not polled yet" for n in range(3)]
-        with node.watching():
-            until(lambda: not node.reason)
-            assert all(one.filled_bytes > FILLED for one in node.states)
+        node = NodeMonitor(settings_of(servers, tmp_path))
+        assert node.not_ready_reason.splitlines() == [f"server {n}: it was not polled yet" for n in range(3)]
+        with node.run_monitors():
+            until(lambda: not node.not_ready_reason)
+            assert all(one.prefaulted_bytes > FILLED for one in node.states)
             assert [instance(one) for one in node.states] == [one.instance for one in servers]
             servers[1].kill()
-            until(lambda: not node.states[1].up)
+            until(lambda: not node.states[1].is_up)
             found = figures(node.states)
     assert found["surefoot_memory_server_up"] == found["surefoot_memory_server_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
     others = {
@@ -94,7 +94,7 @@ def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> Non
     assert found["surefoot_memory_server_max_bytes"] == {"0": SIZE, "2": SIZE}
 
 
-def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
+def figures(seen: tuple[ServerState, ...]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(render_metrics(seen).decode()):
         for sample in family.samples:
@@ -104,23 +104,25 @@ def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
 
 def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = ServersWatch(replace(settings_of(servers, tmp_path), call_timeout_seconds=2.0))
-        with node.watching():
-            until(lambda: not node.reason)
+        node = NodeMonitor(replace(settings_of(servers, tmp_path), call_timeout_seconds=2.0))
+        with node.run_monitors():
+            until(lambda: not node.not_ready_reason)
             sent(servers[0], signal.SIGSTOP)
-            until(lambda: not node.states[0].up)
-            until(lambda: re.fullmatch(r"server 0: .+", node.reason))  # one line: the others are as ready as before
+            until(lambda: not node.states[0].is_up)
+            until(
+                lambda: re.fullmatch(r"server 0: .+", node.not_ready_reason)
+            )  # one line: the others are as ready as before
             servers[1].kill()
-            until(lambda: not node.states[1].up)
-            again = server_process.start(servers[1].settings, server_process.find_program())
+            until(lambda: not node.states[1].is_up)
+            again = server_process.start_server(servers[1].settings, server_process.find_server_program())
             try:
-                until(lambda: node.states[1].ready)
+                until(lambda: node.states[1].is_ready)
                 assert instance(node.states[1]) == again.instance
-                assert node.states[1].filled_bytes > FILLED
-                until(lambda: re.fullmatch(r"server 0: .+", node.reason))
+                assert node.states[1].prefaulted_bytes > FILLED
+                until(lambda: re.fullmatch(r"server 0: .+", node.not_ready_reason))
                 sent(servers[0], signal.SIGCONT)
-                until(lambda: not node.reason)
-                assert node.states[0].filled_bytes == 0, "it is the server that it was: what it has is a job's"
+                until(lambda: not node.not_ready_reason)
+                assert node.states[0].prefaulted_bytes == 0, "it is the server that it was: what it has is a job's"
             finally:
                 again.kill()
 
@@ -130,18 +132,18 @@ def test_only_the_server_that_a_job_uses_is_left_alone(tmp_path: Path) -> None:
         used = servers[1].settings
         admin = MemoryServerAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
         admin.provision("uid-1", ACCOUNT, 1)
-        node = ServersWatch(settings_of(servers, tmp_path))
-        with node.watching():
-            until(lambda: not node.reason)
-            assert node.states[0].filled_bytes > FILLED
-            assert node.states[1].filled_bytes == 0
+        node = NodeMonitor(settings_of(servers, tmp_path))
+        with node.run_monitors():
+            until(lambda: not node.not_ready_reason)
+            assert node.states[0].prefaulted_bytes > FILLED
+            assert node.states[1].prefaulted_bytes == 0
             servers[0].kill()
-            until(lambda: not node.states[0].up)
-            again = server_process.start(servers[0].settings, server_process.find_program())
+            until(lambda: not node.states[0].is_up)
+            again = server_process.start_server(servers[0].settings, server_process.find_server_program())
             try:
-                until(lambda: not node.reason)
-                assert node.states[0].filled_bytes > FILLED
-                assert node.states[1].filled_bytes == 0
+                until(lambda: not node.not_ready_reason)
+                assert node.states[0].prefaulted_bytes > FILLED
+                assert node.states[1].prefaulted_bytes == 0
             finally:
                 again.kill()
         admin.close()
@@ -175,11 +177,11 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
         answering.start()
         stack.callback(answering.join)
         stack.callback(beside.shutdown)
-        node = ServersWatch(settings)
-        with node.watching():
+        node = NodeMonitor(settings)
+        with node.run_monitors():
             until(lambda: "cannot poll" in node.states[1].reason)
-            until(lambda: node.states[0].ready)
-            assert node.reason.startswith("server 1: ")
+            until(lambda: node.states[0].is_ready)
+            assert node.not_ready_reason.startswith("server 1: ")
             stack.close()
             until(lambda: "does not answer" in node.states[1].reason)
 
@@ -187,9 +189,9 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
 def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None:
     files = redis_server.tls_files(tmp_path / "tls")
     with node_of(2, tmp_path, files) as servers:
-        node = ServersWatch(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
-        with node.watching():
-            until(lambda: not node.reason)
+        node = NodeMonitor(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
+        with node.run_monitors():
+            until(lambda: not node.not_ready_reason)
             before = shown(servers)
             redis_server.tls_files(tmp_path / "tls")
             renewed = files.certificate.read_text()

@@ -31,7 +31,7 @@ def steps(settings: JobSettings) -> list[int]:
 
 def fill(settings: JobSettings) -> None:
     assert settings.persistent is not None
-    tier = open_persistent(settings.persistent, settings.job, begin=True)
+    tier = open_persistent(settings.persistent, settings.job, create_root=True)
     for step in (10, 20):
         for rank in (0, 1):
             tier.put_part(RankSave(1, step, rank), 0, [memoryview(b"bytes")])

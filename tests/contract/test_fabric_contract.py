@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.linux_process import members
+from surefoot.linux_process import list_group_members
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.interface import Platform
 from surefoot_operator.platforms.local.local_nodes import LocalNodes
-from surefoot_operator.platforms.local.platform import ProcessesPlatform, Store
+from surefoot_operator.platforms.local.platform import LocalPlatform, RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 pytest.register_assert_rewrite("support.fabric_suite")
@@ -34,9 +34,9 @@ class ProcessesLab:
 
     def __init__(self, root: Path) -> None:
         self.machine = LocalNodes(RunFolder(root), memory_bytes=64 * 1024**2)
-        self.machine.open()
-        Store(self.machine.folder).write_job(DOCUMENT, self.uid)
-        self.fabric: Platform = ProcessesPlatform(root)
+        self.machine.lock_run_folder()
+        RunFolderStore(self.machine.folder).write_job(DOCUMENT, self.uid)
+        self.fabric: Platform = LocalPlatform(root)
         for name in self.nodes:
             self.machine.start_node(name)
 
@@ -56,10 +56,10 @@ class ProcessesLab:
         assert self.machine.kill_agent(name)
 
     def kill_holder(self, name: str) -> None:
-        assert self.machine.kill_server(name)
+        assert self.machine.kill_servers(name)
 
     def return_holder(self, name: str) -> None:
-        self.machine.restart_server(name)
+        self.machine.restart_servers(name)
 
     async def close(self) -> None:
         await self.fabric.close()
@@ -81,13 +81,13 @@ async def test_nothing_of_a_node_leaves_its_group_and_a_closed_machine_leaves_no
     try:
         await until(lab.fabric, lambda seen: seen.free_nodes == 2)
         found = await running(lab)
-        record = lab.machine.node_record(found.node or "")
+        record = lab.machine.read_node_record(found.node or "")
         assert record is not None
         group = int(record.life.split(":")[0])
-        assert len(members(group)) >= 3  # leader, Redis, agent
+        assert len(list_group_members(group)) >= 3  # leader, Redis, agent
     finally:
         await lab.close()
-    assert members(group) == []
+    assert list_group_members(group) == []
     assert not any(str(tmp_path) in argument for argument in command_lines())
 
 
@@ -96,13 +96,13 @@ async def test_a_leader_that_dies_alone_takes_its_node_with_it(tmp_path: Path) -
     try:
         await until(lab.fabric, lambda seen: seen.free_nodes == 2)
         found = await running(lab)
-        record = lab.machine.node_record(found.node or "")
+        record = lab.machine.read_node_record(found.node or "")
         assert record is not None
         leader = int(record.life.split(":")[0])
         os.kill(leader, 9)
         await until(lab.fabric, lambda s: worker(s, 0).phase == "Failed")
         deadline = time.monotonic() + SECONDS
-        while members(leader):
+        while list_group_members(leader):
             assert time.monotonic() < deadline, "the kernel ends its children (PDEATHSIG)"
             lab.machine.poll()
             await asyncio.sleep(0.01)
@@ -111,17 +111,17 @@ async def test_a_leader_that_dies_alone_takes_its_node_with_it(tmp_path: Path) -
 
 
 async def test_a_damaged_run_folder_is_an_error_and_never_an_empty_answer(tmp_path: Path) -> None:
-    fabric = ProcessesPlatform(tmp_path)
+    fabric = LocalPlatform(tmp_path)
     folder = RunFolder(tmp_path)
-    folder.make()
+    folder.create_folders()
     with pytest.raises(PlatformError, match="no job"):
         await fabric.observe()
-    Store(folder).write_job(DOCUMENT, "uid-1")
-    folder.status.write_text("{")
+    RunFolderStore(folder).write_job(DOCUMENT, "uid-1")
+    folder.status_file.write_text("{")
     with pytest.raises(PlatformError, match="status"):
         await fabric.observe()
-    folder.status.unlink()
-    folder.node("node-0").write_text('{"name": 1}')
+    folder.status_file.unlink()
+    folder.node_file("node-0").write_text('{"name": 1}')
     with pytest.raises(PlatformError, match="run folder"):
         await fabric.observe()
 

@@ -83,15 +83,15 @@ def test_scripts_do_not_reach_another_job_either(running: RunningServer, admin: 
         scripts.index_key(THEIRS),
     ]
     with pytest.raises(redis.exceptions.ResponseError):
-        wire.call("EVALSHA", scripts.SEAL.sha, len(named), *named, 99, running.instance)
+        wire.call("EVALSHA", scripts.FENCE.sha, len(named), *named, 99, running.instance)
     wire.close()
     mine = MemoryServerClient(redis_server.endpoint(running), THEIRS, ME)
-    for attempt in (mine.index, lambda: mine.fence(99), lambda: mine.read_values(RankSave(1, 1, 0))):
+    for attempt in (mine.read_index, lambda: mine.fence(99), lambda: mine.read_values(RankSave(1, 1, 0))):
         with pytest.raises((TierUnavailable, TierError)):
             attempt()
     mine.close()
     theirs = MemoryServerClient(redis_server.endpoint(running), THEIRS, THEM)
-    assert theirs.index().fence == 1
+    assert theirs.read_index().fence == 1
     theirs.close()
 
 
@@ -99,7 +99,7 @@ def test_without_the_right_password_nobody_gets_in(running: RunningServer, admin
     for user, password in (("", ""), ("user-1", "guess"), ("", "guess")):
         client = MemoryServerClient(redis_server.endpoint(running), MINE, redis_server.account(user, password))
         with pytest.raises(TierUnavailable) as caught:
-            client.index()
+            client.read_index()
         assert "guess" not in str(caught.value)
         client.close()
 
@@ -112,7 +112,7 @@ def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: RunningSer
         admin.provision(MINE, ME, 4)
     assert admin.provision(MINE, ME, 5) == running.instance
     assert client.read_values(RankSave(1, 1, 0)) == b"there"
-    assert client.index().fence == 5
+    assert client.read_index().fence == 5
     client.close()
 
 
@@ -123,8 +123,8 @@ def test_a_changed_password_replaces_the_old_one(running: RunningServer, admin: 
         for word in (ME.password, "new")
     )
     with pytest.raises(TierUnavailable):
-        old.index()
-    assert new.index().fence == 1
+        old.read_index()
+    assert new.read_index().fence == 1
     old.close()
     new.close()
 
@@ -137,22 +137,22 @@ def test_removing_a_job_leaves_the_others_alone(running: RunningServer, admin: M
     for client in (mine, theirs):
         for rank in range(1200):
             client.put_values(RankSave(1, 1, rank), b"x")
-    assert admin.jobs() == {MINE, THEIRS}
-    assert len(admin.unindexed(THEIRS)) == 1200
+    assert admin.list_jobs() == {MINE, THEIRS}
+    assert len(admin.list_unindexed(THEIRS)) == 1200
     for _ in range(2):
         admin.remove_job(MINE, ME.user)
-    assert admin.jobs() == {THEIRS}
+    assert admin.list_jobs() == {THEIRS}
     with pytest.raises(TierUnavailable):
         mine.read_values(RankSave(1, 1, 0))
     assert theirs.read_values(RankSave(1, 1, 1199)) == b"x"
-    leftovers = admin.unindexed(THEIRS)
+    leftovers = admin.list_unindexed(THEIRS)
     sweeper = MemoryServerClient(
         redis_server.endpoint(running), THEIRS, redis_server.account("", redis_server.ADMIN_PASSWORD)
     )
     assert all(sweeper.delete_uncommitted(save, 1, names) for save, names in leftovers.items())
     sweeper.close()
-    assert admin.unindexed(THEIRS) == {}
-    assert theirs.index().fence == 1
+    assert admin.list_unindexed(THEIRS) == {}
+    assert theirs.read_index().fence == 1
     for client in (mine, theirs):
         client.close()
 
@@ -160,11 +160,11 @@ def test_removing_a_job_leaves_the_others_alone(running: RunningServer, admin: M
 def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> None:
     with redis_server.running(tmp_path, memory_bytes=64 << 20, password="p") as started:
         admin = MemoryServerAdmin("127.0.0.1", started.settings.port, "p")
-        before = admin.memory()
+        before = admin.measure_memory()
         assert before.limit_bytes == 64 << 20
-        filled = ServerSettings(started.settings.port, 64 << 20, tmp_path, password="p", fill_bytes=48 << 20)
-        server_process.fill(filled)
-        assert admin.memory().used_bytes < before.used_bytes + (4 << 20)
+        filled = ServerSettings(started.settings.port, 64 << 20, tmp_path, password="p", prefault_bytes=48 << 20)
+        server_process.prefault_server(filled)
+        assert admin.measure_memory().used_bytes < before.used_bytes + (4 << 20)
         admin.close()
 
 
@@ -176,7 +176,7 @@ def test_without_a_password_a_server_serves_loopback_only(tmp_path: Path) -> Non
         admin.provision(MINE, Credentials(), 1)
         client = MemoryServerClient(redis_server.endpoint(started), MINE, Credentials())
         client.fence(2)
-        assert client.index().fence == 2
+        assert client.read_index().fence == 2
         client.close()
         admin.close()
 
@@ -186,13 +186,13 @@ def test_a_server_whose_port_is_taken_says_so_whoever_answers_there(tmp_path: Pa
     with redis_server.running(tmp_path / "first", password="") as started:
         again = ServerSettings(started.settings.port, 1 << 20, tmp_path / "second", password=password)
         with pytest.raises(TierError, match=r"ended with code 1: .*(Address already in use|listen)"):
-            server_process.start(again, server_process.find_program())
+            server_process.start_server(again, server_process.find_server_program())
 
 
 def test_no_server_anywhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "_find_embedded", lambda: None)
     with pytest.raises(ConfigurationError, match="no redis-server of version 7 or newer is on PATH"):
-        server_process.find_program(search_path="/nonexistent")
+        server_process.find_server_program(search_path="/nonexistent")
 
 
 def test_the_password_is_not_on_the_command_line(running: RunningServer) -> None:

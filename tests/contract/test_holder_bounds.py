@@ -77,12 +77,12 @@ def test_an_index_of_too_many_entries_is_refused_unread(
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     write_entries(tenant, bounds.MAX_INDEX_ENTRIES)
     most = bounds.MAX_INDEX_ENTRIES
-    assert len(operator.run_exchange(calls.index(most_entries=most)).manifests) == most
+    assert len(operator.run_dialogue(calls.read_index(max_entries=most)).manifests) == most
     with pytest.raises(OutOfBounds, match=rf"of job {JOB} is out of bounds: the number of index entries is {most}"):
-        operator.run_exchange(calls.index(most_entries=most - 1))
+        operator.run_dialogue(calls.read_index(max_entries=most - 1))
     write_entries(tenant, 1, begin=most)
     with pytest.raises(OutOfBounds, match="index entries"):
-        operator.run_exchange(calls.index(most_entries=10 * most))
+        operator.run_dialogue(calls.read_index(max_entries=10 * most))
 
 
 @pytest.mark.parametrize("key", [scripts.fence_key(JOB), scripts.watermark_key(JOB)])
@@ -93,11 +93,11 @@ def test_keys_and_entries_that_are_too_long_are_refused_unread(
     before = operator.call("GET", key) or b"1:1"
     tenant.call("SET", key, "7" * 1000)
     with pytest.raises(OutOfBounds, match="length of"):
-        operator.run_exchange(calls.index(most_entries=9))
+        operator.run_dialogue(calls.read_index(max_entries=9))
     tenant.call("SET", key, before)
     tenant.call("HSET", scripts.index_key(JOB), "1:1:1", b"x" * (2 * bounds.MAX_INDEX_BYTES))
     with pytest.raises(OutOfBounds, match="bytes of the index"):
-        operator.run_exchange(calls.index(most_entries=9))
+        operator.run_dialogue(calls.read_index(max_entries=9))
 
 
 def test_an_entry_that_breaks_a_bound_is_damaged_and_named(
@@ -111,12 +111,12 @@ def test_an_entry_that_breaks_a_bound_is_damaged_and_named(
         replace(MANIFEST, save=RankSave(1, 113, 0), world_size=10**9).to_json(),
     )
     write_entries(tenant, 1, begin=5)
-    index = operator.run_exchange(calls.index(most_entries=99))
+    index = operator.run_dialogue(calls.read_index(max_entries=99))
     assert [m.save.step for m in index.manifests] == [5]
-    assert len(index.damaged) == 1
-    assert "1:113:0" in index.refused[0]
-    assert "world_size is 1000000000" in index.refused[0]
-    assert operator.run_exchange(calls.index(most_entries=99)).refused == index.refused
+    assert len(index.damaged_entries) == 1
+    assert "1:113:0" in index.out_of_bounds[0]
+    assert "world_size is 1000000000" in index.out_of_bounds[0]
+    assert operator.run_dialogue(calls.read_index(max_entries=99)).out_of_bounds == index.out_of_bounds
 
 
 def test_a_layout_that_is_longer_than_any_is_not_read(
@@ -125,7 +125,7 @@ def test_a_layout_that_is_longer_than_any_is_not_read(
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     tenant.call("SET", scripts.layout_key(JOB, LAYOUT), b"[" * (bounds.MAX_LAYOUT_BYTES + (1 << 20)))
     with pytest.raises(OutOfBounds, match=f"layout {LAYOUT} is out of bounds: its length"):
-        operator.run_exchange(calls.read_layout(LAYOUT))
+        operator.run_dialogue(calls.read_layout(LAYOUT))
 
 
 def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number(
@@ -138,7 +138,7 @@ def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number
         for _ in range(1000):
             tenant.receive()
     begun = time.process_time()
-    assert {one: len(names) for one, names in admin.unindexed(JOB).items()} == {save: count}
+    assert {one: len(names) for one, names in admin.list_unindexed(JOB).items()} == {save: count}
     assert time.process_time() - begun < 3.0, "it took 6.5 s where each name copied those before it"
 
 
@@ -148,8 +148,8 @@ def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: RunningSe
     tenant.call("HSET", scripts.index_key(JOB), scripts.index_field(save), replace(MANIFEST, save=save).to_json())
     for number in (0, 1, 600, 1999):
         client.put_chunk(save, number, b"x")
-    client.drop(save, 1, 2000)
-    assert client.index().manifests == ()
+    client.delete_save(save, 1, 2000)
+    assert client.read_index().manifests == ()
     assert [tenant.call("STRLEN", scripts.chunk_key(JOB, save, n)) for n in (0, 1, 600, 1999)] == [0] * 4
     client.close()
 
@@ -176,7 +176,7 @@ async def test_other_tasks_have_their_turn_while_a_large_index_is_read(
     gc.freeze()
     try:
         working = asyncio.create_task(work())
-        index = await line.run_exchange(FencedCalls(redis_server.endpoint(server), JOB).index(most_entries=1 << 20))
+        index = await line.run_dialogue(FencedCalls(redis_server.endpoint(server), JOB).read_index(max_entries=1 << 20))
         ended = True
         await working
     finally:

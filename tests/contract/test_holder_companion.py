@@ -19,8 +19,8 @@ from surefoot.memory_server import Credentials, MemoryServerClient, scripts, ser
 from surefoot.memory_server.connection import RespConnection
 from surefoot.memory_server.provisioning import VALUE_BYTES, MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer
-from surefoot.memory_server.sidecar.server_monitor import Watch, render_metrics
-from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, sidecar_settings
+from surefoot.memory_server.sidecar.server_monitor import ServerMonitor, render_metrics
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, read_sidecar_settings
 from surefoot.protocol.identities import RankSave
 
 SIZE = 96 << 20
@@ -54,14 +54,14 @@ def beside(running: RunningServer, folder: Path, share: float = 0.75) -> Sidecar
 
 
 @contextmanager
-def watching(settings: SidecarSettings) -> Iterator[Watch]:
-    watch = Watch(settings)
+def watching(settings: SidecarSettings) -> Iterator[ServerMonitor]:
+    watch = ServerMonitor(settings)
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:
         yield watch
     finally:
-        watch.ended.set()
+        watch.stop_requested.set()
         thread.join(DEADLINE)
 
 
@@ -79,14 +79,14 @@ def resident(admin: MemoryServerAdmin) -> int:
 def test_a_new_server_s_memory_is_touched_and_free_again(
     running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path
 ) -> None:
-    before, untouched = admin.memory().used_bytes, resident(admin)
+    before, untouched = admin.measure_memory().used_bytes, resident(admin)
     with watching(beside(running, tmp_path)) as watch:
-        until(lambda: watch.seen.ready)
-        assert SIZE // 2 < watch.seen.filled_bytes <= SIZE * 0.75
-    until(lambda: admin.memory().used_bytes < before + VALUE_BYTES)
+        until(lambda: watch.state.is_ready)
+        assert SIZE // 2 < watch.state.prefaulted_bytes <= SIZE * 0.75
+    until(lambda: admin.measure_memory().used_bytes < before + VALUE_BYTES)
     # else pages that were given back would be paid for again
     until(lambda: resident(admin) - untouched > SIZE // 2)
-    assert not admin.is_being_filled()
+    assert not admin.is_prefaulting()
 
 
 def test_what_a_killed_companion_left_is_removed(
@@ -94,10 +94,10 @@ def test_what_a_killed_companion_left_is_removed(
 ) -> None:
     wire = RespConnection("127.0.0.1", running.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 5.0)
     for number in range(40):
-        wire.call("SET", f"{scripts.FILL_PREFIX}{number}", b"left")
+        wire.call("SET", f"{scripts.PREFAULT_PREFIX}{number}", b"left")
     with watching(beside(running, tmp_path)) as watch:
-        until(lambda: watch.seen.ready)
-        assert watch.seen.filled_bytes > SIZE // 2, "its own leftovers are no job's"
+        until(lambda: watch.state.is_ready)
+        assert watch.state.prefaulted_bytes > SIZE // 2, "its own leftovers are no job's"
     assert wire.call("DBSIZE") == 0
     wire.close()
 
@@ -105,25 +105,25 @@ def test_what_a_killed_companion_left_is_removed(
 def test_a_server_with_a_job_is_left_alone(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
     admin.provision("uid-1", ACCOUNT, 1)
     with watching(beside(running, tmp_path)) as watch:
-        until(lambda: watch.seen.ready)
-        assert watch.seen.filled_bytes == 0
-    assert not admin.is_being_filled()
+        until(lambda: watch.state.is_ready)
+        assert watch.state.prefaulted_bytes == 0
+    assert not admin.is_prefaulting()
 
 
 def test_a_job_that_comes_ends_the_filling(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
-    watch = Watch(beside(running, tmp_path, share=1.0))
+    watch = ServerMonitor(beside(running, tmp_path, share=1.0))
     came: list[int] = []
 
     def alone(wire: RespConnection, written: int) -> bool:
         if written and not came:
             came.append(written)
             admin.provision("uid-1", ACCOUNT, 1)
-        return Watch._may_prefault(watch, wire, written)
+        return ServerMonitor._may_prefault(watch, wire, written)
 
     watch._may_prefault = alone  # type: ignore[method-assign]  # the only moment at which a job can come for sure
-    watch.look()
-    assert watch.seen.filled_bytes == came[0] * VALUE_BYTES
-    assert watch.seen.ready
+    watch.poll()
+    assert watch.state.prefaulted_bytes == came[0] * VALUE_BYTES
+    assert watch.state.is_ready
     client = MemoryServerClient(redis_server.endpoint(running), "uid-1", ACCOUNT)
     client.put_values(RankSave(1, 1, 0), b"x")
     client.close()
@@ -133,43 +133,43 @@ def test_the_operator_s_visit_waits_for_a_server_that_is_being_filled(
     running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path
 ) -> None:
     signs: list[bool] = []
-    watch = Watch(beside(running, tmp_path))
+    watch = ServerMonitor(beside(running, tmp_path))
 
     def alone(wire: RespConnection, written: int) -> bool:
-        signs.append(admin.is_being_filled())
-        return Watch._may_prefault(watch, wire, written)
+        signs.append(admin.is_prefaulting())
+        return ServerMonitor._may_prefault(watch, wire, written)
 
     watch._may_prefault = alone  # type: ignore[method-assign]  # looked at from inside
-    watch.look()
+    watch.poll()
     assert signs
     assert all(signs)
-    assert not admin.is_being_filled()
+    assert not admin.is_prefaulting()
 
 
 def test_another_instance_is_filled_before_it_is_ready(tmp_path: Path) -> None:
     with redis_server.running(tmp_path / "first", memory_bytes=SIZE) as first:
         settings = beside(first, tmp_path)
         with watching(settings) as watch:
-            until(lambda: watch.seen.ready)
-            once = watch.seen.info["run_id"]
+            until(lambda: watch.state.is_ready)
+            once = watch.state.info["run_id"]
             first.kill()
-            until(lambda: not watch.seen.up)
-            assert not watch.seen.ready
-            assert "does not answer" in watch.seen.reason
-            again = server_process.start(first.settings, server_process.find_program())
+            until(lambda: not watch.state.is_up)
+            assert not watch.state.is_ready
+            assert "does not answer" in watch.state.reason
+            again = server_process.start_server(first.settings, server_process.find_server_program())
             try:
-                until(lambda: watch.seen.ready)
-                assert watch.seen.info["run_id"] != once
-                assert watch.seen.filled_bytes > SIZE // 2
+                until(lambda: watch.state.is_ready)
+                assert watch.state.info["run_id"] != once
+                assert watch.state.prefaulted_bytes > SIZE // 2
             finally:
                 again.kill()
 
 
 def test_figures_are_the_server_s_own(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
-    watch = Watch(beside(running, tmp_path, share=0.0))
+    watch = ServerMonitor(beside(running, tmp_path, share=0.0))
     assert dict(figures(watch)) == {"surefoot_memory_server_up": 0.0, "surefoot_memory_server_ready": 0.0}
     admin.provision("uid-1", ACCOUNT, 1)
-    watch.look()
+    watch.poll()
     found = figures(watch)
     assert found["surefoot_memory_server_up"] == found["surefoot_memory_server_ready"] == 1.0
     assert found["surefoot_memory_server_max_bytes"] == SIZE
@@ -178,11 +178,11 @@ def test_figures_are_the_server_s_own(running: RunningServer, admin: MemoryServe
     assert found["surefoot_memory_server_keys"] == 2.0
     assert found["surefoot_memory_server_network_receive_bytes_total"] > 0
     with pytest.raises(TierUnavailable):
-        Watch(SidecarSettings(redis_port=1)).look()
+        ServerMonitor(SidecarSettings(redis_port=1)).poll()
 
 
-def figures(watch: Watch) -> dict[str, float]:
-    families = text_string_to_metric_families(render_metrics([watch.seen]).decode())
+def figures(watch: ServerMonitor) -> dict[str, float]:
+    families = text_string_to_metric_families(render_metrics([watch.state]).decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
@@ -236,15 +236,15 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        sidecar_settings({name: value})
+        read_sidecar_settings({name: value})
 
 
 def test_servers_beyond_the_last_port_are_refused() -> None:
     beside_it = {"SUREFOOT_SIDECAR_REDIS_PORT": "65534", "SUREFOOT_SIDECAR_SERVERS": "3"}
     with pytest.raises(ConfigurationError, match="SUREFOOT_SIDECAR_SERVERS is 3: from port 65534 on"):
-        sidecar_settings(beside_it)
-    assert sidecar_settings({**beside_it, "SUREFOOT_SIDECAR_SERVERS": "2"}).servers == 2
+        read_sidecar_settings(beside_it)
+    assert read_sidecar_settings({**beside_it, "SUREFOOT_SIDECAR_SERVERS": "2"}).servers == 2
 
 
 def test_settings_have_their_defaults() -> None:
-    assert sidecar_settings({}) == SidecarSettings()
+    assert read_sidecar_settings({}) == SidecarSettings()

@@ -50,11 +50,11 @@ def test_what_was_committed_between_the_janitors_look_and_its_hand_stays_whole(
         client.put_chunk(one, 1, b"de")
         client.put_digests(one, bytes(8))
         client.put_values(one, bytes(5))
-    found = admin.unindexed(JOB)
+    found = admin.list_unindexed(JOB)
     client.commit(manifest(save), 5, (3, 2))
     assert [client.delete_uncommitted(one, 5, names) for one, names in sorted(found.items())] == [False, True]
     assert bytes(client.read_chunk(save, 0, 0, 3)) == b"abc"
-    assert admin.unindexed(JOB) == {}
+    assert admin.list_unindexed(JOB) == {}
 
 
 def test_an_older_epochs_janitor_and_one_of_another_instance_remove_nothing(
@@ -63,10 +63,10 @@ def test_an_older_epochs_janitor_and_one_of_another_instance_remove_nothing(
     save = RankSave(4, 40, 0)
     client.put_chunk(save, 0, b"abc")
     client.fence(6)
-    names = admin.unindexed(JOB)[save]
+    names = admin.list_unindexed(JOB)[save]
     with pytest.raises(Fenced):
         client.delete_uncommitted(save, 5, names)
     other = replace(client.endpoint, instance=MemoryServerInstance(client.endpoint.instance.node, "another"))
     with pytest.raises(TierUnavailable):
-        client._connection.run_exchange(FencedCalls(other, JOB).delete_uncommitted(save, 6, names))
-    assert admin.unindexed(JOB) == {save: names}
+        client._connection.run_dialogue(FencedCalls(other, JOB).delete_uncommitted(save, 6, names))
+    assert admin.list_unindexed(JOB) == {save: names}

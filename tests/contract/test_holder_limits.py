@@ -23,7 +23,7 @@ from surefoot.memory_server import Credentials, MemoryServerClient, scripts
 from surefoot.memory_server.client import MAX_VALUE_BYTES
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import CLIENT_BYTES, RunningServer
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
 
 MEMORY_BYTES = 256 << 20
@@ -56,7 +56,7 @@ class Node:
         where = self.server.settings
         admin = MemoryServerAdmin(where.host, where.port, where.password, call_seconds=10.0)
         try:
-            return admin.memory().used_bytes
+            return admin.measure_memory().used_bytes
         finally:
             admin.close()
 
@@ -104,7 +104,7 @@ def _node(folder: Path, program: str) -> Iterator[Node]:
         admin.close()
         client = made.client(ATTACKER)
         for index in range(FILLING_CHUNKS):  # a full server is the plan, and has the least room beside
-            client.put_chunk(FILLING, index, bytes(CHUNK_BYTES))
+            client.put_chunk(FILLING, index, bytes(MAX_CHUNK_BYTES))
         client.close()
         yield made
 
@@ -112,7 +112,7 @@ def _node(folder: Path, program: str) -> Iterator[Node]:
 def _make_room(node: Node) -> None:
     """For a longest value, which the server has twice for a moment: as it came, and stored."""
     client = node.client(ATTACKER)
-    client.drop(FILLING, 1, FILLING_CHUNKS)
+    client.delete_save(FILLING, 1, FILLING_CHUNKS)
     client.close()
 
 
@@ -176,7 +176,7 @@ def test_one_account_cannot_have_the_server_killed(node: Node, attack: Callable[
         while node.used_bytes() > MEMORY_BYTES + CLIENT_BYTES:
             assert time.monotonic() < deadline, "clients hold more than they may"
         victim = node.client(VICTIM)
-        assert [manifest.save for manifest in victim.index().manifests] == [SAVE]
+        assert [manifest.save for manifest in victim.read_index().manifests] == [SAVE]
         assert victim.read_values(SAVE) == VALUES
         victim.close()
     assert node.server.process.poll() is None
@@ -201,5 +201,5 @@ def test_a_digest_table_of_the_longest_is_read_in_pieces(node: Node) -> None:
     table = bytes(range(256)) * (40 << 12)
     client.put_digests(SAVE, table)
     assert client.read_digests(SAVE, 0, len(table)) == table
-    assert client.read_digests(SAVE, CHUNK_BYTES - 1, 3) == table[CHUNK_BYTES - 1 : CHUNK_BYTES + 2]
+    assert client.read_digests(SAVE, MAX_CHUNK_BYTES - 1, 3) == table[MAX_CHUNK_BYTES - 1 : MAX_CHUNK_BYTES + 2]
     client.close()

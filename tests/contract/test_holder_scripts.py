@@ -120,7 +120,7 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: RespConne
         save, epoch = draw.choice(saves), draw.choice((turn // 120, turn // 120, turn // 120 + draw.randint(-1, 1)))
         instance = "instance-2" if draw.random() < 0.05 else "instance-1"
         lengths = draw.choice(((3, 2), (3, 2), (3, 2), (4,)))
-        data = scripts.data_of(JOB, save, len(lengths))
+        data = scripts.list_data_keys(JOB, save, len(lengths))
         match draw.choice(("put", "put", "put", "put", "seal", "commit", "commit", "commit", "drop", "mark", "sweep")):
             case "put":
                 pair.put(scripts.layout_key(JOB, LAYOUT), b"layout")
@@ -128,7 +128,7 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: RespConne
                     if draw.random() < 0.9:
                         pair.put(key, bytes(size))
             case "seal":
-                assert pair.run(scripts.SEAL, epoch, instance, [], []) == pair.model.seal(epoch, instance)
+                assert pair.run(scripts.FENCE, epoch, instance, [], []) == pair.model.seal(epoch, instance)
             case "commit":
                 record = manifest(save, draw.choice(("0" * 16, "0" * 16, "2" * 16)), lengths)
                 replaces = draw.choice(("", "", *pair.model.index.values()))
@@ -140,15 +140,19 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: RespConne
                 model = pair.model.commit(record, epoch, instance, wanted, replaces)
                 assert answer == model
             case "drop":
-                answer = pair.run(scripts.DROP, epoch, instance, data, [scripts.index_field(save)])
+                answer = pair.run(scripts.DELETE, epoch, instance, data, [scripts.index_field(save)])
                 assert answer == pair.model.drop(save, epoch, instance, len(lengths))
             case "sweep":
                 found = draw.sample(data, draw.randint(0, len(data)))
-                answer = pair.run(scripts.SWEEP, epoch, instance, found, [scripts.index_field(save)])
+                answer = pair.run(scripts.DELETE_UNCOMMITTED, epoch, instance, found, [scripts.index_field(save)])
                 assert answer == pair.model.sweep(save, epoch, instance, found)
             case "mark":
                 answer = pair.run(
-                    scripts.MARK, epoch, instance, [scripts.watermark_key(JOB)], [f"{save.generation}:{save.step}"]
+                    scripts.SET_WATERMARK,
+                    epoch,
+                    instance,
+                    [scripts.watermark_key(JOB)],
+                    [f"{save.generation}:{save.step}"],
                 )
                 assert answer == pair.model.mark(f"{save.generation}:{save.step}", epoch, instance)
         if turn % 20 == 0:
@@ -171,20 +175,20 @@ def test_an_older_writer_is_refused_and_leaves_everything_as_it_was(client: Memo
     client.fence(2)
     save_all(client, new)
     client.commit(new, 2, (3, 2))
-    before = client.index()
+    before = client.read_index()
     for attempt in (
         lambda: client.fence(1),
         lambda: client.commit(manifest(RankSave(1, 30, 0)), 1, (3, 2)),
         lambda: client.commit(old, 1, (3, 2)),
-        lambda: client.drop(new.save, 1, 2),
+        lambda: client.delete_save(new.save, 1, 2),
         lambda: client.set_watermark(old.save.checkpoint, 1),
     ):
         with pytest.raises(Fenced, match="generation 2 of this job has replaced this one"):
             attempt()
-    assert client.index() == before
-    client.drop(old.save, 2, 2)  # a newer epoch may touch an older save
+    assert client.read_index() == before
+    client.delete_save(old.save, 2, 2)  # a newer epoch may touch an older save
     client.set_watermark(new.save.checkpoint, 2)
-    index = client.index()
+    index = client.read_index()
     assert (index.fence, index.watermark, index.manifests) == (2, Checkpoint(2, 20), (new,))
 
 
@@ -209,12 +213,12 @@ def test_when_memory_is_full_writes_are_refused_as_full_and_decisions_still_work
     client.commit(second, 1, (3, 2))
     client.fence(2)
     client.set_watermark(Checkpoint(1, 20), 2)
-    client.drop(first.save, 2, 2)
-    assert client.index().manifests == (second,)
+    client.delete_save(first.save, 2, 2)
+    assert client.read_index().manifests == (second,)
     assert admin.provision(JOB, ACCOUNT, 3) == client.endpoint.instance.run_id
-    assert client.index().fence == 3
+    assert client.read_index().fence == 3
     admin.remove_job(JOB, ACCOUNT.user)
-    assert admin.jobs() == frozenset()
+    assert admin.list_jobs() == frozenset()
 
 
 def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(
@@ -227,14 +231,14 @@ def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(
     dirty = bytearray(record.to_json().encode())
     dirty[dirty.index(b'"world_size":2') + 13] = ord("3")
     wire.call("HSET", scripts.index_key(JOB), "1:10:0", bytes(dirty))
-    index = client.index()
+    index = client.read_index()
     assert index.manifests == (other,)
-    assert len(index.damaged) == 1
-    assert "index entry 1:10:0" in index.damaged[0]
+    assert len(index.damaged_entries) == 1
+    assert "index entry 1:10:0" in index.damaged_entries[0]
     client.commit(record, 1, (3, 2))
-    assert client.index().manifests == (record, other)
+    assert client.read_index().manifests == (record, other)
     wire.call("HSET", scripts.index_key(JOB), "1:10:1", record.to_json())
-    assert len(client.index().damaged) == 1, "an entry under another's name is damaged too"
+    assert len(client.read_index().damaged_entries) == 1, "an entry under another's name is damaged too"
 
 
 def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
@@ -247,8 +251,8 @@ def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
     for attempt in (
         lambda: stale.fence(9),
         lambda: stale.commit(record, 9, (3, 2)),
-        lambda: stale.drop(record.save, 9, 2),
-        stale.index,
+        lambda: stale.delete_save(record.save, 9, 2),
+        stale.read_index,
     ):
         with pytest.raises(TierUnavailable, match="restarted"):
             attempt()
@@ -261,7 +265,7 @@ def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
 ) -> None:
     stranger = MemoryServerClient(client.endpoint, "another", redis_server.account("nobody", "knows"))
     with pytest.raises(AccessDenied, match="rejects this account"):
-        stranger.index()
+        stranger.read_index()
     stranger.close()
     wire.call("SCRIPT FLUSH")
     with pytest.raises(TierUnavailable, match="lost its scripts"):
@@ -269,7 +273,7 @@ def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
     admin.provision(JOB, ACCOUNT, 1)
     client.fence(1)
     server.kill()
-    for attempt in (client.index, lambda: client.put_chunk(RankSave(1, 1, 0), 0, b"x"), admin.memory):
+    for attempt in (client.read_index, lambda: client.put_chunk(RankSave(1, 1, 0), 0, b"x"), admin.measure_memory):
         with pytest.raises(TierUnavailable, match="does not answer"):
             attempt()
 
@@ -309,9 +313,9 @@ def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
     wire.call(command, scripts.fence_key(JOB), *values)
     save = RankSave(1, 10, 0)
     for call in (
-        client.index,
+        client.read_index,
         lambda: client.fence(3),
-        lambda: client.drop(save, 1, 2),
+        lambda: client.delete_save(save, 1, 2),
         lambda: client.commit(manifest(save), 1, (3, 2)),
     ):
         with pytest.raises(InvalidServerReply, match="overwritten"):
@@ -324,11 +328,11 @@ def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(
     client: MemoryServerClient, wire: RespConnection
 ) -> None:
     wire.call("SET", scripts.watermark_key(JOB), b"\xffjunk:x")
-    index = client.index()
-    assert (index.watermark, len(index.damaged)) == (None, 1)
-    assert index.damaged[0].endswith("watermark")
+    index = client.read_index()
+    assert (index.watermark, len(index.damaged_entries)) == (None, 1)
+    assert index.damaged_entries[0].endswith("watermark")
     client.set_watermark(Checkpoint(1, 10), 1)
-    assert client.index().watermark == Checkpoint(1, 10)
+    assert client.read_index().watermark == Checkpoint(1, 10)
 
 
 def test_an_index_and_keys_of_another_type_are_named(
@@ -336,13 +340,13 @@ def test_an_index_and_keys_of_another_type_are_named(
 ) -> None:
     wire.call("SET", scripts.index_key(JOB), "junk")
     with pytest.raises(InvalidServerReply, match="wrong type"):
-        client.index()
+        client.read_index()
     wire.call("RPUSH", scripts.layout_key(JOB, LAYOUT), "junk")
     with pytest.raises(InvalidServerReply, match="wrong type"):
         client.read_layout(LAYOUT)
     wire.call("DEL", scripts.index_key(JOB))
-    wire.call("SET", scripts.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
-    assert admin.unindexed(JOB) == {}, "a key whose name is no text is none of ours"
+    wire.call("SET", scripts.job_prefix(JOB).encode() + b"\xff\xfe:c0", "junk")
+    assert admin.list_unindexed(JOB) == {}, "a key whose name is no text is none of ours"
 
 
 def test_of_one_checkpoint_only_its_own_entries_are_parsed(

@@ -57,7 +57,7 @@ def client_of(holder: RunningServer, account: Credentials, node: str = redis_ser
 def test_only_the_holder_of_the_own_node_is_reached_by_its_socket(holder: RunningServer) -> None:
     before, account = fallbacks(), redis_server.with_socket(ACCOUNT, holder)
     mine, other = client_of(holder, account), client_of(holder, account, "node-2")
-    other.index()
+    other.read_index()
     assert by_socket(holder) == 0, "that is another node's"
     mine.put_chunk(SAVE, 0, bytes(range(256)) * 16)
     assert by_socket(holder) == 1
@@ -78,7 +78,7 @@ def test_without_its_socket_it_is_reached_by_tcp_and_that_is_counted(
     account = replace(ACCOUNT, local=LocalMemoryServers(redis_server.NODE, str(path)))
     for _ in range(2):
         client = client_of(holder, account)
-        client.index()
+        client.read_index()
         client.close()
     assert fallbacks() == before + 2
     assert [str(path) in record.getMessage() for record in caplog.records] == [True], "said once"
@@ -87,11 +87,11 @@ def test_without_its_socket_it_is_reached_by_tcp_and_that_is_counted(
 def test_a_server_that_is_gone_is_gone_and_no_fallback(holder: RunningServer) -> None:
     before = fallbacks()
     client = client_of(holder, redis_server.with_socket(ACCOUNT, holder))
-    client.index()
+    client.read_index()
     holder.kill()
     for _ in range(2):
         with pytest.raises(TierUnavailable, match="does not answer"):
-            client.index()
+            client.read_index()
     assert fallbacks() == before
 
 
@@ -100,22 +100,22 @@ def test_a_server_that_restarted_behind_the_same_socket_is_another_holder(holder
     client = client_of(holder, account)
     client.put_chunk(SAVE, 0, b"abc")
     holder.kill()
-    assert holder.settings.socket is not None
-    assert holder.settings.socket.exists(), "a killed server leaves its name"
-    restarted = server_process.start(holder.settings, redis_server.program(redis_server.BY_SOCKET))
+    assert holder.settings.socket_path is not None
+    assert holder.settings.socket_path.exists(), "a killed server leaves its name"
+    restarted = server_process.start_server(holder.settings, redis_server.program(redis_server.BY_SOCKET))
     try:
         with pytest.raises(TierUnavailable):
-            client.index()  # the connection of before
+            client.read_index()  # the connection of before
         with pytest.raises(TierUnavailable, match="account"):
-            client.index()
+            client.read_index()
         provision(restarted)
         with pytest.raises(ChunkMissing):
             client.read_chunk(SAVE, 0, 0, 3)
         with pytest.raises(TierUnavailable, match="restarted"):
-            client.index()
+            client.read_index()
         assert by_socket(restarted) == 1
         found = client_of(restarted, account)
-        found.index()
+        found.read_index()
         found.close()
         client.close()
     finally:
@@ -127,7 +127,7 @@ def test_accounts_hold_there_as_everywhere(holder: RunningServer) -> None:
         account = redis_server.with_socket(redis_server.account("the-job", word), holder)
         client = MemoryServerClient(redis_server.endpoint(holder), job, account)
         with pytest.raises(TierUnavailable, match=said):
-            client.index()
+            client.read_index()
         client.close()
     nobody = redis_server.wire_of(holder, Credentials())
     with pytest.raises(Exception, match="Authentication required"):
@@ -142,7 +142,7 @@ def test_a_folder_of_any_length_will_do(tmp_path: Path) -> None:
     with redis_server.running(folder / "logs", program, by_socket=folder / "node.sock") as started:
         provision(started)
         client = client_of(started, redis_server.with_socket(ACCOUNT, started))
-        client.index()
+        client.read_index()
         assert by_socket(started) == 1
         client.close()
 
@@ -158,14 +158,14 @@ def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
     ) as started:
         provision(started)
         client = client_of(started, redis_server.with_socket(ACCOUNT, started))
-        client.index()
+        client.read_index()
         assert by_socket(started) == 1
         client.close()
 
 
 def test_a_socket_that_cannot_be_named_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="shorter folder"):
-        server_process.redis_configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))
+        server_process.redis_configuration(ServerSettings(1, 1, tmp_path, socket_path=tmp_path / ("x" * 120)))
 
 
 def test_a_process_is_told_both_its_node_and_the_socket_or_neither_counts() -> None:

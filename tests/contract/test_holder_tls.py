@@ -15,7 +15,7 @@ from support.servers.certificates import authority
 from surefoot.errors import AccessDenied, ConfigurationError, TierUnavailable
 from surefoot.memory_server import Credentials, MemoryServerClient
 from surefoot.memory_server.server_process import RunningServer
-from surefoot.memory_server.sidecar.server_monitor import Watch
+from surefoot.memory_server.sidecar.server_monitor import ServerMonitor
 from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 
@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 def index_with(endpoint: MemoryServerEndpoint, account: Credentials) -> None:
     client = MemoryServerClient(endpoint, JOB, account)
     try:
-        client.index()
+        client.read_index()
     finally:
         client.close()
 
@@ -86,14 +86,14 @@ def test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in(
     settings = SidecarSettings(
         redis_port=server.settings.port, password_file=str(password), tls_folder=str(files.authority.parent)
     )
-    watch = Watch(settings)
-    watch.look()
-    assert watch.seen.ready
-    assert watch.seen.filled_bytes > 0
+    watch = ServerMonitor(settings)
+    watch.poll()
+    assert watch.state.is_ready
+    assert watch.state.prefaulted_bytes > 0
     before = files.certificate.read_text()
     redis_server.tls_files(files.authority.parent)
     assert files.certificate.read_text() != before
-    watch.look()
+    watch.poll()
     assert shown(server) == files.certificate.read_text()
 
 

@@ -61,8 +61,8 @@ async def test_a_deleted_job_that_cannot_be_read_says_that_it_waits_for_us() -> 
 async def test_the_last_words_on_a_job_are_kept_when_it_is_gone_already() -> None:
     server = JobServer()
     fabric = fabric_of(server)
-    fabric._cache.jobs.remove("default", "gpt", "u")
-    await fabric.record([Event("PersistentDataDeleted", "s3://bucket/prefix/u was deleted")])
+    fabric._cache.jobs.remove_deleted("default", "gpt", "u")
+    await fabric.record_events([Event("PersistentDataDeleted", "s3://bucket/prefix/u was deleted")])
     assert [e["reason"] for e in server.made("events")] == ["PersistentDataDeleted"]
 
 

@@ -147,13 +147,13 @@ async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
     server: Server, feed: WatchedObjects
 ) -> None:
     server.pods = [pod("a", 3)]
-    await feed.synced.wait()
+    await feed.has_listed.wait()
     feed.apply_write_result(pod("a", 40))
     feed.apply_write_result(pod("new", 41))
     feed.apply_write_result(pod("ended-meanwhile", 5))
-    feed.remove("n", "a", "another uid")
+    feed.remove_deleted("n", "a", "another uid")
     assert sorted(name for _, name in feed.items) == ["a", "new"]
-    feed.remove("n", "new", "new")
+    feed.remove_deleted("n", "new", "new")
     server.watches.put_nowait(
         [{"type": "MODIFIED", "object": pod("a", 39)}, {"type": "MODIFIED", "object": pod("new", 42)}]
     )
@@ -186,7 +186,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
 
     def between() -> None:
         feed.apply_write_result(pod("new", 21))
-        feed.remove("n", "again", "first")
+        feed.remove_deleted("n", "again", "first")
         feed.apply_write_result(pod("again", 22, "second"))
 
     server.between = between
@@ -211,7 +211,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
 async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch, code: int, asks: str
 ) -> None:
-    monkeypatch.setattr(watched_objects, "NOT_SERVED_SECONDS", 0.01)
+    monkeypatch.setattr(watched_objects, "NOT_SERVED_RETRY_SECONDS", 0.01)
     feed = WatchedObjects(api, "/api/v1/pods", "", lambda _old, _new: None, optional=True)
     feed.apply_write_result(pod("a", 3))  # of an answer to a write of ours
     server.refuses = code
@@ -223,7 +223,7 @@ async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
         server.pods = [pod("b", 4)]
         server.watches.put_nowait([None])
         server.refuses = 0
-        await until(feed.synced.is_set)
+        await until(feed.has_listed.is_set)
         assert feed.rejection == ""
         assert [name for _, name in feed.items] == ["b"]
     finally:

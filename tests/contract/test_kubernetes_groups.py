@@ -94,7 +94,7 @@ async def test_the_group_of_an_older_job_of_this_name_makes_room(server: FakeApi
         pod_groups.build_pod_group(api_objects.JobIdentity("default", "gpt", "older"), PodGroup("Coscheduling", 9)),
     )
     await fabric.apply_pod_group(WANTED)
-    assert api_objects.is_of(server.objects[PATH], api_objects.JobIdentity("default", "gpt", "u"))
+    assert api_objects.is_controlled_by(server.objects[PATH], api_objects.JobIdentity("default", "gpt", "u"))
     assert await groups(fabric) == [WANTED.group]
 
 
@@ -103,11 +103,11 @@ async def test_exactly_this_group_is_deleted_and_one_that_is_gone_is_success(
 ) -> None:
     await fabric.apply_pod_group(WANTED)
     uid = server.objects[PATH]["metadata"]["uid"]
-    await fabric.remove_group(DeletePodGroup("Coscheduling", "another", ""))
+    await fabric.delete_pod_group(DeletePodGroup("Coscheduling", "another", ""))
     assert PATH in server.objects
-    await fabric.remove_group(DeletePodGroup("Coscheduling", uid, ""))
+    await fabric.delete_pod_group(DeletePodGroup("Coscheduling", uid, ""))
     assert await groups(fabric) == []
-    await fabric.remove_group(DeletePodGroup("Coscheduling", uid, ""))
+    await fabric.delete_pod_group(DeletePodGroup("Coscheduling", uid, ""))
 
 
 async def test_no_answer_is_an_error_and_a_scheduler_that_is_not_used_is_named(

@@ -28,22 +28,22 @@ def stored_uid(api: FakeApi) -> str:
 async def test_ours_is_found_and_kept() -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-new", "s1"))
-    await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
+    await api_writes.create_or_find(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"
 
 
 async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1"))
-    await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
+    await api_writes.create_or_find(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s2"
     assert ("DELETE", PATH) in api.asked
 
 
-@pytest.mark.parametrize("name", [api_objects.MANAGED_BY, api_objects.JOB_NAME])
+@pytest.mark.parametrize("name", [api_objects.MANAGED_BY_LABEL, api_objects.JOB_NAME_LABEL])
 async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))
     with pytest.raises(PlatformError, match="does not belong to job gpt"):
-        await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
+        await api_writes.create_or_find(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"

@@ -46,7 +46,7 @@ async def test_a_misspelt_field_is_a_lasting_refusal_that_leaves_nothing_and_is_
     for _ in range(3):
         with pytest.raises(ApiError, match=r'unknown field "spec.tolerationz"') as refused:
             await make(fabric, 0)
-        assert refused.value.permanent
+        assert refused.value.is_permanent
     assert (server.tried, server.calls) == ([STRICT], [])
 
 

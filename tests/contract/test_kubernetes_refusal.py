@@ -32,7 +32,7 @@ class Operator:
     def __init__(self, server: JobServer, settle_seconds: float = 0.0) -> None:
         self.server = server
         self.fabric: KubernetesPlatform = fabric_of(server)
-        settings = OperatorSettings(progress_seconds=0.0, progress_write_delay_seconds=settle_seconds)
+        settings = OperatorSettings(progress_interval_seconds=0.0, progress_write_delay_seconds=settle_seconds)
         self.memory = JobMemoryServers(
             "u", Credentials("u", "p"), MemoryServerPool(settings.memory), time.time, lambda urgent: None
         )
@@ -43,7 +43,7 @@ class Operator:
 
     async def once(self) -> None:
         await self.reconciler.reconcile()
-        await self.reconciler.calls.all_calls_done()
+        await self.reconciler.calls.wait_until_done()
         await self.reconciler.recorder.flush()
 
     @property
@@ -185,7 +185,7 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
 async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused(
     operators: list[Operator], monkeypatch: pytest.MonkeyPatch, refusal: str, rounds: int
 ) -> None:
-    monkeypatch.setattr(lifecycle, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "PURGE_RETRY_SECONDS", 0.0)
     server = JobServer()
     persistent = {"uri": "s3://bucket/prefix", "onJobDeletion": "Delete"}
     server.stored["spec"] |= {"checkpoint": {"persistent": persistent}, "suspend": True}

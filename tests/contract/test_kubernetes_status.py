@@ -96,4 +96,4 @@ async def test_what_a_person_asks_beside_the_spec_is_seen_at_once(is_valid: bool
     seen = await fabric.observe()
     assert (seen.job.rollback, seen.job.accepted_loss) == ("3/40", "3")
     assert seen.job.spec == before.spec
-    assert bool(seen.rejection) != is_valid
+    assert bool(seen.spec_rejection) != is_valid

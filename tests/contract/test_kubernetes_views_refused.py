@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from support.servers.memory_api import Refusal, Target, served
-from surefoot_operator.errors import PlatformError, ViewRefused
+from surefoot_operator.errors import PlatformError, ReadForbidden
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.views import cluster_cache as cache_module
 from surefoot_operator.platforms.kubernetes.views import watched_objects
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_start_that_cannot_go_on_begins_with_the_servers_sentence(
     plural: str, refusal: Refusal, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "SYNC_SECONDS", 0.5)
+    monkeypatch.setattr(cache_module, "SYNC_TIMEOUT_SECONDS", 0.5)
     async with served() as (server, client):
         server.refuse = refusing(plural, refusal)
         cache = ClusterCache(Api(client))
@@ -53,11 +53,11 @@ async def test_a_start_without_nodes_begins_and_plans_nothing_until_they_are_sho
         cache = ClusterCache(Api(client))
         await cache.start()
         try:
-            assert not cache.complete
-            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*without this watch Surefoot plans nothing"):
+            assert not cache.is_complete
+            with pytest.raises(ReadForbidden, match=f"^{FORBIDDEN.message}.*without this watch Surefoot plans nothing"):
                 cache.check_fresh()
             server.refuse = lambda target: None
-            await until(lambda: cache.complete)
+            await until(lambda: cache.is_complete)
             cache.check_fresh()
         finally:
             await cache.close()
@@ -72,9 +72,11 @@ async def test_a_right_that_is_taken_later_ends_planning_and_counts_as_an_answer
             server.refuse = refusing("nodes", FORBIDDEN)
             await until(lambda: cache.nodes.rejection)
             cache.check_fresh()  # what was seen a moment ago still holds
-            cache.nodes.last_contact_seconds -= watched_objects.STALE_SECONDS
-            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}"):
+            cache.nodes.last_contact_seconds -= watched_objects.MAX_AGE_SECONDS
+            with pytest.raises(ReadForbidden, match=f"^{FORBIDDEN.message}"):
                 cache.check_fresh()
-            assert cache.silences()["nodes"] < watched_objects.STALE_SECONDS  # a restart would hear the same
+            assert (
+                cache.seconds_since_answer()["nodes"] < watched_objects.MAX_AGE_SECONDS
+            )  # a restart would hear the same
         finally:
             await cache.close()

@@ -83,8 +83,8 @@ def closed() -> int:
 async def reached(api: Api, *targets: dict[str, Any]) -> list[dict[str, Any]]:
     told = json.dumps([inspect.getsource(reach_program), targets])
     ran = await api.exec_in_pod(PATH, "trainer", ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
-    assert (ran.problem, ran.errors) == ("", "")
-    found: list[dict[str, Any]] = json.loads(ran.output)
+    assert (ran.failure, ran.stderr) == ("", "")
+    found: list[dict[str, Any]] = json.loads(ran.stdout)
     return found
 
 
@@ -134,7 +134,7 @@ async def test_a_worker_without_an_operators_address_says_so(served: tuple[ExecS
 
 async def test_a_program_that_fails_leaves_its_words(served: tuple[ExecServer, Api]) -> None:
     ran = await served[1].exec_in_pod(PATH, "trainer", ("python3", "-c", "import sys; sys.exit('no')"), "\n", SECONDS)
-    assert (ran.output, ran.errors.strip(), ran.problem) == ("", "no", "command terminated with exit code 1")
+    assert (ran.stdout, ran.stderr.strip(), ran.failure) == ("", "no", "command terminated with exit code 1")
 
 
 async def test_a_refusal_and_a_cut_line_are_told_apart(served: tuple[ExecServer, Api]) -> None:

@@ -18,11 +18,11 @@ from surefoot_operator.cli.doctor import probed
 
 
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:
-    store = open_store(place, begin=True)
+    store = open_store(place, create_root=True)
     store.put("job/kept", b"x")
     found = check_tier.check_tier(store, "1")
     assert {"place", "write_seconds", "read_seconds", "delete_seconds"} == set(found)
-    assert (store.read("job/kept"), store.sizes(".probe-1")) == (b"x", {})
+    assert (store.read("job/kept"), store.list_sizes(".probe-1")) == (b"x", {})
     store.close()
 
 
@@ -54,7 +54,7 @@ class Refusing(DirectoryStore):
 def test_what_was_refused_is_named_and_nothing_else_is_left(
     tmp_path: Path, refused: str, step: str, left: list[str]
 ) -> None:
-    store = Refusing(tmp_path / "kept", begin=True)
+    store = Refusing(tmp_path / "kept", create_root=True)
     store.refused = refused
     found = check_tier.check_tier(store, "1")
     assert found["step"] == step

@@ -13,13 +13,13 @@ from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.server_process import RunningServer
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import SupportsPipelinedReads, SupportsPipelinedWrites
 
 SAVE = RankSave(1, 10, 0)
 JOB = "reading-ahead"
-CHUNKS = [bytes([number]) * (CHUNK_BYTES if number < 2 else 1000) for number in range(4)]
+CHUNKS = [bytes([number]) * (MAX_CHUNK_BYTES if number < 2 else 1000) for number in range(4)]
 
 
 @pytest.fixture(params=["plain", "over TLS", "by its socket"])
@@ -51,9 +51,9 @@ def taken(tier: MemoryServerClient, number: int, length: int) -> bytes:
 
 def test_what_was_asked_for_comes_in_that_order(tier: MemoryServerClient) -> None:
     assert isinstance(tier, SupportsPipelinedReads)
-    tier.request_chunk(SAVE, 0, 0, CHUNK_BYTES)
+    tier.request_chunk(SAVE, 0, 0, MAX_CHUNK_BYTES)
     tier.request_chunk(SAVE, 2, 10, 20)
-    assert taken(tier, 0, CHUNK_BYTES) == CHUNKS[0]
+    assert taken(tier, 0, MAX_CHUNK_BYTES) == CHUNKS[0]
     tier.request_chunk(SAVE, 1, 5, 7)
     assert taken(tier, 2, 20) == CHUNKS[2][10:30]
     assert taken(tier, 1, 7) == CHUNKS[1][5:12]
@@ -117,9 +117,9 @@ def test_a_frozen_holder_costs_the_limit_and_answers_again_when_it_thaws(
 ) -> None:
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
-        tier.request_chunk(SAVE, 0, 0, CHUNK_BYTES)
+        tier.request_chunk(SAVE, 0, 0, MAX_CHUNK_BYTES)
         with pytest.raises(TierUnavailable, match=r"nothing for 1 s|timed out"):
-            taken(tier, 0, CHUNK_BYTES)
+            taken(tier, 0, MAX_CHUNK_BYTES)
     finally:
         os.kill(server.process.pid, signal.SIGCONT)
     assert bytes(tier.read_chunk(SAVE, 2, 0, 1000)) == CHUNKS[2]

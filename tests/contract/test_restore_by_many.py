@@ -52,9 +52,9 @@ class Restore:
         wanted = Destination("w", "float32", self.shape, box, memoryview(self.parts[rank]))
         try:
             sources = server_sources([self.where], "many", ACCOUNT, None, 10.0)
-            options = ReadOptions(reader=rank, patience_seconds=20.0)
+            options = ReadOptions(reader_rank=rank, patience_seconds=20.0)
             with CheckpointReader(CHECKPOINT, read_catalogue(sources, CHECKPOINT), options) as reader:
-                reader.layouts.tensors(reader.world_size)
+                reader.layouts.list_tensors(reader.world_size)
                 self.together.wait(60.0)
                 reader.read([wanted])
         except (SurefootError, threading.BrokenBarrierError) as error:

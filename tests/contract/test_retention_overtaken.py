@@ -64,6 +64,6 @@ def test_a_rank_that_makes_room_removes_nothing_once_another_program_began(tmp_p
         save(tier, 10, 20, 30)
         assert tier.claim_generation() == 2
     keeper = RetentionThread(lambda: open_tier(tmp_path), LINEAGE, 1, 3, leads=False)
-    keeper.make_room()
+    keeper.free_space()
     keeper.close()
     assert steps_in(tmp_path) == [10, 20, 30]

@@ -19,7 +19,7 @@ from surefoot.geometry.box import Box
 from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.server_process import RunningServer
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import SupportsChunkCopy, SupportsPartCopy, Tier, open_persistent
@@ -68,7 +68,9 @@ def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTi
             known = redis_server.with_socket(account, holder)
             opened.append(MemoryServerClient(redis_server.endpoint(holder), job, known))
         elif request.param == "directory":
-            opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job, begin=True))
+            opened.append(
+                open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job, create_root=True)
+            )
         else:
             opened.append(open_persistent(request.getfixturevalue("s3").settings("some/prefix"), job))
         return opened[-1]
@@ -233,7 +235,7 @@ def test_dropping_removes_the_entry_and_the_data_and_repeats(tier: Tier) -> None
         write(tier, each)
         commit(tier, each)
     for _ in range(2):
-        tier.drop(saved.manifest.save, 2, saved.manifest.chunks)
+        tier.delete_save(saved.manifest.save, 2, saved.manifest.chunks)
         assert tier.manifests() == (other.manifest,)
         with pytest.raises(ChunkMissing):
             tier.read_chunk(saved.manifest.save, 0, 0, 1)
@@ -252,11 +254,11 @@ def test_ranks_without_tensors_and_chunks_of_full_size_are_kept(tier: Tier) -> N
     tier.commit(manifest, 2, ())
     assert tier.manifests() == (manifest,)
     assert tier.read_digests(save, 0, 0) == b""
-    full = make_save(RankSave(2, 70, 3), elements=CHUNK_BYTES // 4)
+    full = make_save(RankSave(2, 70, 3), elements=MAX_CHUNK_BYTES // 4)
     write(tier, full)
     commit(tier, full)
-    assert full.lengths == (CHUNK_BYTES,)
-    assert len(tier.read_chunk(full.manifest.save, 0, 0, CHUNK_BYTES)) == CHUNK_BYTES
+    assert full.lengths == (MAX_CHUNK_BYTES,)
+    assert len(tier.read_chunk(full.manifest.save, 0, 0, MAX_CHUNK_BYTES)) == MAX_CHUNK_BYTES
 
 
 def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_a_tier_copies_within_itself_what_a_save_shares_with_the_one_before(tier
     tier.put_values(save, VALUES)
     tier.put_digests(save, new.table)
     commit(tier, new)
-    tier.drop(USUAL, 3, 2)
+    tier.delete_save(USUAL, 3, 2)
     reader = open_tier()
     assert [m.save for m in reader.manifests()] == [save]
     for index, length in enumerate(new.lengths):

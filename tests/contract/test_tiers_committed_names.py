@@ -35,10 +35,10 @@ def source(seed: int) -> Tier:
 
 def assert_every_byte_is_good(tier: ObjectStoreTier) -> None:
     manifest = tier.read_manifest(SAVE)
-    stream, table = verified.stream_from(tier, manifest), verified.table_from(tier, manifest)
-    verified.values_from(tier, manifest)
+    stream, table = verified.read_stream(tier, manifest), verified.read_digest_table(tier, manifest)
+    verified.read_verified_values(tier, manifest)
     for index in range(manifest.chunks):
-        verified.chunk_from(tier, manifest, stream, table, index)
+        verified.read_verified_chunk(tier, manifest, stream, table, index)
 
 
 @pytest.fixture

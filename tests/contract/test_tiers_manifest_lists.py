@@ -114,9 +114,9 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
 
 def test_the_list_goes_first_and_comes_last(tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch) -> None:
     save_ranks(tier, range(WORLD - 1))
-    assert "manifests.jsonl" not in tier._store.sizes("job-1/10-1")
+    assert "manifests.jsonl" not in tier._store.list_sizes("job-1/10-1")
     save_ranks(tier, range(WORLD - 1, WORLD))
-    assert "manifests.jsonl" in tier._store.sizes("job-1/10-1")
+    assert "manifests.jsonl" in tier._store.list_sizes("job-1/10-1")
     removed: list[str] = []
     plain = tier._store.remove
     monkeypatch.setattr(tier._store, "remove", lambda path: (removed.append(path), plain(path)))
@@ -126,7 +126,7 @@ def test_the_list_goes_first_and_comes_last(tier: ObjectStoreTier, monkeypatch: 
     save_ranks(tier, range(WORLD), step=20)
     removed.clear()
     for rank in range(WORLD):
-        tier.drop(RankSave(1, 20, rank), 1, 0)
+        tier.delete_save(RankSave(1, 20, rank), 1, 0)
     assert removed[0] == "job-1/20-1/manifests.jsonl"
     assert tier.list_all_checkpoints() == ()
 
@@ -153,4 +153,4 @@ def test_a_list_that_cannot_be_written_fails_no_save(tier: ObjectStoreTier, monk
     before = metrics.fallbacks.labels("manifest_list_write_failed")._value.get()
     saved = save_ranks(tier, range(WORLD))
     assert metrics.fallbacks.labels("manifest_list_write_failed")._value.get() == before + 1
-    assert tier.newest() == saved
+    assert tier.read_newest_manifests() == saved

@@ -28,7 +28,7 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, object_store, open_persistent
 from surefoot.tiers.s3 import S3Store
-from surefoot.tiers.tier import Body
+from surefoot.tiers.tier import RequestBody
 
 
 def save_one(tier: ObjectStoreTier, save: RankSave) -> RankManifest:
@@ -85,7 +85,7 @@ def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: ObjectStor
 def test_dropping_the_last_rank_removes_the_checkpoint(tier: ObjectStoreTier) -> None:
     save = RankSave(1, 20, 0)
     save_one(tier, save)
-    tier.drop(save, 1, 0)
+    tier.delete_save(save, 1, 0)
     assert tier.list_all_checkpoints() == ()
 
 
@@ -113,7 +113,7 @@ def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
     tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = listed()
-    assert tier.newest() == ()
+    assert tier.read_newest_manifests() == ()
     assert listed() == before + 1
     whole = [save_one(tier, RankSave(1, 20, rank)) for rank in range(2)]
     save_one(tier, RankSave(1, 30, 0))
@@ -122,10 +122,12 @@ def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
     with monkeypatch.context() as patched:
         for listing in ("sizes", "folders"):
             patched.delattr(type(tier._store), listing)
-        assert tier.newest() == tuple(whole), "neither the unfinished one nor one that came later and is older"
+        assert tier.read_newest_manifests() == tuple(whole), (
+            "neither the unfinished one nor one that came later and is older"
+        )
     assert listed() == before + 1
     tier.drop_checkpoint(Checkpoint(1, 20))
-    assert {m.save.checkpoint for m in tier.newest()} == {Checkpoint(1, 10)}
+    assert {m.save.checkpoint for m in tier.read_newest_manifests()} == {Checkpoint(1, 10)}
     assert listed() == before + 2, "what it named is gone"
 
 
@@ -159,7 +161,7 @@ def test_of_many_that_commit_the_last_rank_at_once_the_newest_is_named(
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(save, range(6)))
     before = listed()
-    assert {m.save for m in tier.newest()} == {RankSave(1, 30, 0), RankSave(1, 30, 1)}
+    assert {m.save for m in tier.read_newest_manifests()} == {RankSave(1, 30, 0), RankSave(1, 30, 1)}
     assert listed() == before
     for other in others:
         other.close()
@@ -187,15 +189,15 @@ def test_one_chunk_of_a_committed_save_is_written_again_in_its_part(
     data = {"w": np.arange(40_000, dtype="float32").reshape(400, 100)}
     stream, content = stream_of(data, {"w": (Box.whole((400, 100)),)}, chunk_blocks=1)
     save, starts, lengths = RankSave(1, 20, 0), stream.layout.chunk_starts, stream.layout.chunk_lengths()
-    assert len(lengths) > 2 * tier.together
+    assert len(lengths) > 2 * tier.chunks_per_part
     put_save(tier, save, 1, stream, content)
-    path, last = "job-1/20-1/rank-0/p0001", tier.together * 2 - 1
+    path, last = "job-1/20-1/rank-0/p0001", tier.chunks_per_part * 2 - 1
     good = tier._store.read(path)
     for left in (bytes(len(good)), good[:-1]):
         tier._store.put(path, left)
         healer = open_persistent(settings, "job-1")
         assert [m.save for m in healer.manifests()] == [save]
-        for index in range(tier.together, last + 1):
+        for index in range(tier.chunks_per_part, last + 1):
             healer.put_chunk(save, index, memoryview(content)[starts[index] : starts[index] + lengths[index]])
         assert tier._store.read(path) == good
         with pytest.raises(TierError, match="other bytes"):
@@ -240,7 +242,7 @@ def test_bytes_that_are_not_those_of_their_checksum_are_not_kept(s3: S3Server, m
         pytest.skip("moto checks no checksums")
     tier, save = open_persistent(s3.settings(), "job-1"), RankSave(1, 20, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(Body, "checksum", lambda _: "AAAAAA==")
+        patched.setattr(RequestBody, "checksum", lambda _: "AAAAAA==")
         with pytest.raises(TierUnavailable):
             tier.put_part(save, 0, [memoryview(b"a" * 100_000)])
     assert tier.list_parts(save) == {}
@@ -286,7 +288,7 @@ def test_a_wrong_secret_or_bucket_is_said_without_saying_the_secret(s3: S3Server
 
 def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "kept"
-    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", create_root=True)
     save = RankSave(1, 20, 0)
     tier.put_values(save, b"x")
 
@@ -305,7 +307,7 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
 
 def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> None:
     root = tmp_path / "mount" / "kept"
-    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", create_root=True)
     save_one(tier, RankSave(1, 20, 0))
     root.rename(tmp_path / "elsewhere")
     looks = (tier.manifests, tier.list_all_checkpoints, lambda: tier.read_values(RankSave(1, 20, 0)))
@@ -333,7 +335,7 @@ def test_a_mount_without_locks_keeps_saves_all_the_same(
     without = metrics.fallbacks.labels("directory_without_locks")._value.get()
     for rank in range(2):
         save_one(tier, RankSave(1, 20, rank))
-    assert len(tier.newest()) == 2
+    assert len(tier.read_newest_manifests()) == 2
     assert metrics.fallbacks.labels("directory_without_locks")._value.get() == without + 1
 
 
@@ -382,7 +384,7 @@ def test_what_lies_in_a_folder_is_as_open_as_the_folder_itself(
         root.chmod(made)
     former = os.umask(0o002)
     try:
-        tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
+        tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", create_root=True)
         save_one(tier, RankSave(1, 10, 0))
         tier.close()
     finally:

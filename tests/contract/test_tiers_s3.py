@@ -20,7 +20,7 @@ from surefoot.errors import TierUnavailable
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, open_persistent, s3
-from surefoot.tiers.tier import Body
+from surefoot.tiers.tier import RequestBody
 
 SAVE = RankSave(1, 20, 0)
 UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -64,13 +64,13 @@ class Spied:
             parsed.pop("ChecksumCRC32", None)
 
 
-MAKE = s3.client_of
+MAKE = s3.create_client
 
 
 @pytest.fixture
 def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
     one = Spied()
-    monkeypatch.setattr(s3, "client_of", one.client_of)
+    monkeypatch.setattr(s3, "create_client", one.client_of)
     monkeypatch.setattr(s3, "_signing_endpoints", set())
     return one
 
@@ -116,14 +116,14 @@ def test_a_byte_that_changes_on_the_way_is_found_by_the_server_of_an_unsigned_pa
 ) -> None:
     tier = opened()
     tier.put_layout("digest", "text")
-    read = Body.read
+    read = RequestBody.read
 
-    def damaged(body: Body, size: int | None = -1) -> memoryview | bytes:
+    def damaged(body: RequestBody, size: int | None = -1) -> memoryview | bytes:
         found = bytearray(read(body, size))
         found[1000:1001] = bytes([found[1000] ^ 1]) if len(found) > 1000 else b""
         return bytes(found)
 
-    monkeypatch.setattr(Body, "read", damaged)
+    monkeypatch.setattr(RequestBody, "read", damaged)
     with pytest.raises(TierUnavailable):
         tier.put_part(SAVE, 0, chunks())
     assert set(spied.signatures) == {UNSIGNED}

@@ -14,8 +14,14 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.errors import SpecError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.pods import PodSettings, build_pod, build_secret, build_service, purge_pod
-from surefoot_operator.platforms.local.platform import grace_seconds, ignored_parts
+from surefoot_operator.platforms.kubernetes.pods import (
+    PodSettings,
+    build_pod,
+    build_purge_pod,
+    build_secret,
+    build_service,
+)
+from surefoot_operator.platforms.local.platform import grace_seconds, list_ignored_fields
 from surefoot_operator.policy.core.actions import CreateWorker
 
 LONGEST_MESSAGE = 700
@@ -48,12 +54,12 @@ def _rely_on(job: TrainingJob) -> None:
     """What the fabrics make of a job that was accepted."""
     created = CreateWorker(0, 1, avoid_nodes=("a",))
     json.dumps([build_pod(job, created, _ENVIRONMENT, _SETTINGS), build_secret(job, _ENVIRONMENT), build_service(job)])
-    json.dumps(purge_pod(job, 1, _ENVIRONMENT, _SETTINGS))
+    json.dumps(build_purge_pod(job, 1, _ENVIRONMENT, _SETTINGS))
     grace_seconds(job.spec.template.raw)
     allowed_sizes(job.spec)
     for words in (*job.spec.template.command, *job.spec.template.args, *(v for p in job.spec.template.env for v in p)):
         assert b"\0" not in words.encode()
-    assert all(name.isprintable() for name in ignored_parts(job.spec))
+    assert all(name.isprintable() for name in list_ignored_fields(job.spec))
 
 
 @functools.cache

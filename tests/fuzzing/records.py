@@ -26,9 +26,9 @@ from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
     complete_checkpoints,
-    copies_of,
-    layouts_to_check,
-    uncovered,
+    count_copies,
+    describe_uncovered_tensor,
+    layout_sets_to_check,
 )
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import MemoryServerInstance, RankSave
@@ -72,17 +72,17 @@ def use_manifest(draw: random.Random) -> None:
     read = RankManifest.from_json(manifest(draw))
     holder = MemoryServerInstance("n", "i")
     reading = TierReading({holder: (read,)}, (read,))
-    layouts_to_check(reading)
+    layout_sets_to_check(reading)
     complete_checkpoints(reading, (LineageEntry(read.save.generation, None, 1),), read.save.generation, frozenset(), {})
-    copies_of(read.save.checkpoint, reading, {})
-    scripts.data_of("job", read.save, read.chunks)
-    persistent_records.newest_manifests([read])
+    count_copies(read.save.checkpoint, reading, {})
+    scripts.list_data_keys("job", read.save, read.chunks)
+    persistent_records.select_newest_manifests([read])
 
 
 def use_layout(draw: random.Random) -> None:
     text = text_of(spoiled(draw, json.loads(LAYOUT.to_json())))
     read = Layout.from_json(text)
-    uncovered([read])
+    describe_uncovered_tensor([read])
     read.chunk_lengths()
     try:
         Stream(read)

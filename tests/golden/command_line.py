@@ -74,16 +74,18 @@ def _outputs() -> Iterator[str]:
 def _make_run(root: Path, status: JobStatus) -> None:
     """A run folder with a status, two events and the ledgers of two ranks."""
     folder = sources.RunFolder(root)
-    folder.make()
-    store = sources.Store(folder)
+    folder.create_folders()
+    store = sources.RunFolderStore(folder)
     store.write_job(stored_document(), "uid-1")
     store.patch_status(replace(status, serial=0), JobStatus())
     with mock.patch("time.time", return_value=NOW - 60):
-        store.record([Event("GenerationClaimed", "epoch 1"), Event("WorkerLost", "worker 1 is lost", warning=True)])
+        store.record_events(
+            [Event("GenerationClaimed", "epoch 1"), Event("WorkerLost", "worker 1 is lost", warning=True)]
+        )
     line = '{"generation": 1, "step": %d, "rank": %d, "loss": 2.5, "samples": null, "at": %d, "seconds": 0.5, "stall_seconds": null}\n'
     for rank in range(2):
         ledger = "".join(line % (step, rank, NOW - 50 + step) for step in range(1, 4))
-        (folder.ledger / f"worker-{rank}-1.jsonl").write_text(ledger, encoding="utf-8")
+        (folder.ledger_folder / f"worker-{rank}-1.jsonl").write_text(ledger, encoding="utf-8")
 
 
 def _printed(command: list[str], folder: str) -> Iterator[str]:

@@ -90,8 +90,8 @@ def _statuses() -> dict[str, Any]:
         snapshot.status, snapshot.workers, stored_document(), snapshot.now_seconds
     )
     bodies["running, with columns"] = shown
-    stamp = sources.stamp(snapshot.status)
-    bodies["patch"] = sources.api_writes.status_patch(stored_document(shown), {}, stamp)
+    stamp = sources.precondition_of(snapshot.status)
+    bodies["patch"] = sources.api_writes.build_status_patch(stored_document(shown), {}, stamp)
     return bodies
 
 
@@ -100,11 +100,11 @@ def _stored_objects() -> Iterator[str]:
     values = sources.encode_values(_values())
     _require_equal(sources.encode_values(sources.decode_values(values)), values)
     with tempfile.TemporaryDirectory() as folder:
-        tier = sources.open_persistent(sources.PersistentSettings(uri=f"file://{folder}/store"), JOB, begin=True)
+        tier = sources.open_persistent(sources.PersistentSettings(uri=f"file://{folder}/store"), JOB, create_root=True)
         tier.generations.claim(2)
-        tier.generations.claim_as(7, "ticket")
-        tier.generations.record(3, '{"parent":null}')
-        tier.generations.beat(3, "a beat")
+        tier.generations.claim_with_ticket(7, "ticket")
+        tier.generations.write_lineage_record(3, '{"parent":null}')
+        tier.generations.write_heartbeat(3, "a beat")
         for rank in range(RANKS):
             stream, data = _sample_stream(rank)
             put_save(tier, RankSave(3, 40, rank), RANKS, stream, data, values if rank == 0 else b"{}")

@@ -61,7 +61,7 @@ def _objects() -> Iterator[tuple[str, Object]]:
         yield f"{title}: worker", sources.pods.build_pod(job, worker, environment, settings)
         yield f"{title}: secret", sources.pods.build_secret(job, environment)
         yield f"{title}: service", sources.pods.build_service(job)
-        yield f"{title}: deletion of stored data", sources.purge_pod(job, 1, environment, settings)
+        yield f"{title}: deletion of stored data", sources.build_purge_pod(job, 1, environment, settings)
     identity = sources.JobIdentity("team", "gpt", "uid-1")
     group = sources.PodGroup("Coscheduling", 3, 60)
     yield "Coscheduling: group", sources.pod_groups.build_pod_group(identity, group)

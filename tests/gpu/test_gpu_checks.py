@@ -12,7 +12,7 @@ import torch.distributed as dist
 from support.device_work import keep_busy
 from surefoot.agent.health.gpu_checks import GpuCheck
 from surefoot.ipc.agent_client import describe_collectives
-from surefoot.node_tests.compute_tests import operands, try_gpus
+from surefoot.node_tests.compute_tests import build_operands, try_gpus
 from surefoot.protocol.hangs import Collective
 
 SECONDS = 60.0
@@ -27,7 +27,7 @@ def card() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("card")
 def test_a_card_that_is_well_passes_and_one_wrong_operand_is_found() -> None:
-    left, right, product = operands()
+    left, right, product = build_operands()
     found = list(try_gpus(torch, left, right, product))
     assert [one.verdict for one in found] == ["well"] * torch.cuda.device_count()
     right[3, 5] += 1  # as a flipped bit does
@@ -63,9 +63,9 @@ def test_a_collective_waits_behind_a_kernel_until_it_is_over(device: torch.devic
         dist.all_reduce(numbers)
         one = latest("all_reduce")
         assert (one.number, one.tensors) == (2, "Float[4, 2]")
-        assert one.waits or not cuda
+        assert one.is_waiting or not cuda
         limit = time.monotonic() + SECONDS
-        while latest("all_reduce").waits and time.monotonic() < limit:
+        while latest("all_reduce").is_waiting and time.monotonic() < limit:
             time.sleep(0.05)
         assert latest("all_reduce").state == "finished"
     finally:

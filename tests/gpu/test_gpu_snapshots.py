@@ -29,10 +29,10 @@ def test_a_kernel_that_still_writes_the_tensor_is_waited_for(stager: Stager, dev
         keep_busy(device)
         tensor.fill_(7)  # on a device it begins when the products are done
         sources = [whole("weight", tensor)]
-        stager.start(memory.slot_view(0), [] if lazy else sources, sources if lazy else [], outcomes.append)
-        stager.join()
+        stager.start_save(memory.slot_view(0), [] if lazy else sources, sources if lazy else [], outcomes.append)
+        stager.join_copies()
         tensor.fill_(9)  # the optimizer's step
-        stager.wait()
+        stager.wait_for_save()
         snapshot = torch.from_numpy(memory.slot_view(0)).clone()
     assert set(snapshot.unique().tolist()) == {7}
     assert outcomes == [CopyOutcome()]
@@ -55,8 +55,8 @@ def test_a_step_that_the_host_queues_while_the_device_still_copies_is_no_change(
         sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]
         for turn in range(3):
             ended.clear()
-            stager.start(memory.slot_view(turn % 2), [], sources, done)
-            stager.join()
+            stager.start_save(memory.slot_view(turn % 2), [], sources, done)
+            stager.join_copies()
             for tensor in tensors:
                 tensor.add_(1)
             assert ended.wait(60)
@@ -76,7 +76,7 @@ def test_what_is_written_behind_the_step_is_never_sealed(
     with arena(size, device) as memory:
         sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]
         for turn in range(6):
-            stager.start(memory.slot_view(turn % 2), [], sources, outcomes.append)
+            stager.start_save(memory.slot_view(turn % 2), [], sources, outcomes.append)
             with side_stream(device) if elsewhere else contextlib.nullcontext():
                 for tensor in tensors:
                     tensor.data.add_(100)
@@ -84,7 +84,7 @@ def test_what_is_written_behind_the_step_is_never_sealed(
                     keep_busy(device)
                     for tensor in tensors:
                         tensor.data.sub_(100)
-            stager.wait()
+            stager.wait_for_save()
             if stays:
                 for tensor in tensors:
                     tensor.data.sub_(100)

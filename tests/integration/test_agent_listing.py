@@ -28,7 +28,7 @@ def job(tmp_path: Path) -> JobSettings:
 
 def save(job: JobSettings, ranks: range, folder: str = "job-1") -> str:
     assert job.persistent is not None
-    tier = open_persistent(job.persistent, folder, begin=True)
+    tier = open_persistent(job.persistent, folder, create_root=True)
     stream = Stream(build_layout([]))
     for rank in ranks:
         tier.put_layout(stream.digest, stream.text)
@@ -89,7 +89,7 @@ def test_a_look_that_remembers_finds_what_came_and_what_went(job: JobSettings) -
     assert job.persistent is not None
     tier = open_persistent(job.persistent, "job-1")
     remembered = {m.save: m for m in survey_tier(tier).manifests}
-    tier.drop(RankSave(1, 10, 1), 1, 0)
+    tier.delete_save(RankSave(1, 10, 1), 1, 0)
     save(job, range(3, 4))
     assert [m.save.rank for m in survey_tier(tier, remembered).manifests] == [0, 2, 3]
     tier.close()
@@ -116,9 +116,9 @@ def test_a_folder_that_went_away_is_not_made_anew_and_is_named(job: JobSettings,
 
 def test_an_epoch_is_claimed_once_and_a_listing_names_what_others_have(job: JobSettings) -> None:
     def newest(epoch: int, ticket: str) -> int:
-        (answer,) = answers(job, ListPersistent(1, claim_epoch=epoch, claim_ticket=ticket))
+        (answer,) = answers(job, ListPersistent(1, claim_generation=epoch, claim_ticket=ticket))
         assert isinstance(answer, PersistentPage)
-        return answer.newest_epoch
+        return answer.newest_generation
 
     assert newest(2, "first") == 0
     assert newest(2, "first") == 0, "the same claim again is the same"
@@ -136,9 +136,9 @@ def test_a_tier_that_takes_no_writes_is_listed_all_the_same(job: JobSettings, mo
     def full(*_: object) -> bool:
         raise TierFull("the disk is full")
 
-    monkeypatch.setattr(GenerationRecords, "claim_as", full)
-    (answer,) = answers(job, ListPersistent(1, claim_epoch=5, claim_ticket="mine"))
+    monkeypatch.setattr(GenerationRecords, "claim_with_ticket", full)
+    (answer,) = answers(job, ListPersistent(1, claim_generation=5, claim_ticket="mine"))
     assert isinstance(answer, PersistentPage)
     assert answer.error is None
     assert len(answer.manifests) == 1
-    assert answer.newest_epoch < 5, "the claim that could not be written is not taken for another's"
+    assert answer.newest_generation < 5, "the claim that could not be written is not taken for another's"

@@ -57,9 +57,9 @@ async def test_a_chore_that_fails_in_any_way_is_answered_and_the_next_is_done(
     task = asyncio.create_task(work.run())
     try:
         for number in (1, 2):
-            work.ask(ListPersistent(number))
-            work.ask(RepairSave(number, 1, RankSave(1, 10, 0), A, B))
-            work.ask(DeletePersistent(number, (Checkpoint(1, 10),)))
+            work.queue_request(ListPersistent(number))
+            work.queue_request(RepairSave(number, 1, RankSave(1, 10, 0), A, B))
+            work.queue_request(DeletePersistent(number, (Checkpoint(1, 10),)))
         told = [await asyncio.wait_for(answers.get(), SECONDS) for _ in range(6)]
     finally:
         task.cancel()

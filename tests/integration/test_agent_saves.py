@@ -80,7 +80,7 @@ def seal(endpoint: MemoryServerEndpoint, epoch: int) -> None:
 def saves_on(endpoint: MemoryServerEndpoint) -> set[RankSave]:
     client = MemoryServerClient(endpoint, JOB, ACCOUNT)
     try:
-        return {m.save for m in client.index().manifests}
+        return {m.save for m in client.read_index().manifests}
     finally:
         client.close()
 

@@ -41,26 +41,26 @@ def holders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Holders]:
 
 
 def paced(holders: Holders, pace: TokenBucket) -> Saver:
-    return Saver(*holders, options=FlushOptions(pace=pace, node="own"), chunk_blocks=1)
+    return Saver(*holders, options=FlushOptions(rate_limit=pace, node="own"), chunk_blocks=1)
 
 
 def test_bytes_go_no_faster_than_their_rate_and_whoever_waits_can_be_ended() -> None:
     pace = TokenBucket(1_000_000)
     began = time.monotonic()
-    assert all(pace.take(125_000) for _ in range(6)), "a quarter of a second's worth at once, the rest paid for"
+    assert all(pace.wait_for(125_000) for _ in range(6)), "a quarter of a second's worth at once, the rest paid for"
     assert time.monotonic() - began > 0.4
     threading.Timer(0.05, pace.stop).start()
-    assert not pace.take(100_000_000), "called off while in debt"
+    assert not pace.wait_for(100_000_000), "called off while in debt"
 
 
 def test_a_limit_that_is_lifted_lets_go_who_waits_and_leaves_no_debt() -> None:
     pace = TokenBucket(1_000.0)
-    threading.Timer(0.05, pace.limit, [False]).start()
-    assert pace.take(10_000_000), "would take hours"
-    assert pace.take(10_000_000)
-    pace.limit(True)
-    assert pace.take(10), "what went out before is no debt"
-    assert TokenBucket().take(1 << 40), "without a rate nothing is limited"
+    threading.Timer(0.05, pace.set_limited, [False]).start()
+    assert pace.wait_for(10_000_000), "would take hours"
+    assert pace.wait_for(10_000_000)
+    pace.set_limited(True)
+    assert pace.wait_for(10), "what went out before is no debt"
+    assert TokenBucket().wait_for(1 << 40), "without a rate nothing is limited"
 
 
 def test_a_copy_to_another_node_waits_and_the_one_here_does_not(holders: Holders) -> None:
@@ -68,7 +68,7 @@ def test_a_copy_to_another_node_waits_and_the_one_here_does_not(holders: Holders
     saver.stage(0, SAVE, arrays(10, STATE))
     saver.watched.wait(lambda: (SAVE, 1) in saver.watched.saved)
     began = time.monotonic()
-    assert saver.drain.flush(20)
+    assert saver.drain.wait_until_idle(20)
     assert time.monotonic() - began > 0.3, "0.88 MB at 1 MB/s, less a quarter of a second's worth"
     assert saver.watched.saved == [(SAVE, 1), (SAVE, 2)]
     saver.close()
@@ -79,6 +79,6 @@ def test_a_copy_that_waits_goes_at_once_when_nothing_trains_any_more(holders: Ho
     saver = paced(holders, pace)
     saver.stage(0, RankSave(1, 20, 0), arrays(20, STATE))
     saver.watched.wait(lambda: (RankSave(1, 20, 0), 1) in saver.watched.saved)
-    pace.limit(False)
-    assert saver.drain.flush(20), "at its rate it would take a quarter of an hour"
+    pace.set_limited(False)
+    assert saver.drain.wait_until_idle(20), "at its rate it would take a quarter of an hour"
     saver.close()

@@ -30,9 +30,14 @@ from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, ShardDirectory, tokens
-from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.sessions import observed_sessions
+from surefoot_operator.coordinator.agent_server import (
+    AgentServer,
+    Authenticator,
+    ShardDirectory,
+    create_token_authenticator,
+)
+from surefoot_operator.coordinator.desired_messages import derive_desired_state
+from surefoot_operator.coordinator.sessions import list_observed_sessions
 from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.settings import CoordinatorSettings
@@ -47,20 +52,20 @@ class Stand:
     """A running server with one channel, as the controller builds it."""
 
     def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator, referrals: ShardDirectory) -> None:
-        self.server = AgentServer(settings, authenticate, referrals=referrals)
+        self.server = AgentServer(settings, authenticate, shard_directory=referrals)
         self.wakes: list[bool] = []
         self.token = "t2"
         self.channel = AgentChannel("job-1", 0.5, time.time, self.wakes.append)
 
     def seen(self, index: int = 0) -> ObservedSession:
-        return next(s for s in observed_sessions(self.channel.sessions) if s.index == index)
+        return next(s for s in list_observed_sessions(self.channel.sessions) if s.index == index)
 
     def stands(self, status: JobStatus) -> None:
-        self.channel.apply_state(desired_state(status, UsableMemoryServers(), 2, self.token))
+        self.channel.apply_desired_state(derive_desired_state(status, UsableMemoryServers(), 2, self.token))
 
 
 async def _expected(given: Hello) -> HelloRejected | None:
-    return await tokens(lambda job, index, attempt: f"token-{index}-{attempt}")(given)
+    return await create_token_authenticator(lambda job, index, attempt: f"token-{index}-{attempt}")(given)
 
 
 Standing = Callable[..., Awaitable[Stand]]
@@ -76,7 +81,7 @@ async def standing() -> AsyncIterator[Standing]:
         referrals: ShardDirectory = ShardDirectory(),  # noqa: B008  frozen
     ) -> Stand:
         stand = Stand(settings, authenticate, referrals)
-        stand.server.serve("job-1", stand.channel)
+        stand.server.add_channel("job-1", stand.channel)
         stand.server.set_leading(True)
         await stand.server.start()
         stands.append(stand)
@@ -175,7 +180,7 @@ async def test_whoever_does_not_belong_is_refused_by_name(standing: Standing) ->
 
 
 async def test_an_operator_that_does_not_lead_asks_to_come_again_and_cuts_its_lines(standing: Standing) -> None:
-    stand = await standing(CoordinatorSettings(lead_seconds=0.2))
+    stand = await standing(CoordinatorSettings(lead_wait_seconds=0.2))
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
         stand.server.set_leading(False)
@@ -185,7 +190,7 @@ async def test_an_operator_that_does_not_lead_asks_to_come_again_and_cuts_its_li
 
 
 async def test_who_comes_to_one_that_stands_by_is_welcomed_the_moment_it_leads(standing: Standing) -> None:
-    stand = await standing(CoordinatorSettings(lead_seconds=60.0, hello_timeout_seconds=60.0))
+    stand = await standing(CoordinatorSettings(lead_wait_seconds=60.0, hello_timeout_seconds=60.0))
     stand.server.set_leading(False)
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         stand.server.set_leading(True)
@@ -197,10 +202,10 @@ async def test_who_is_asked_to_come_again_is_on_the_way_here(standing: Standing)
         return HelloRejected("ask again", retry=True)
 
     stand = await standing(DEFAULT, later)
-    before = stand.channel.sessions.turned_away_seconds
+    before = stand.channel.sessions.last_retry_later_seconds
     async with refused(stand, hello(0)):
         pass
-    assert stand.channel.sessions.turned_away_seconds > before
+    assert stand.channel.sessions.last_retry_later_seconds > before
 
 
 async def test_a_connection_without_a_hello_is_closed(standing: Standing) -> None:
@@ -243,7 +248,7 @@ async def test_a_first_message_that_is_no_hello_or_of_a_foreign_version_is_refus
 
 
 async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_not_delayed(standing: Standing) -> None:
-    stand = await standing(CoordinatorSettings(send_queue=8))
+    stand = await standing(CoordinatorSettings(max_queued_messages=8))
     stand.token = "x" * 300_000
     async with aiohttp.ClientSession() as session:
         deaf = await session.ws_connect(stand.server.url, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.2))
@@ -251,7 +256,7 @@ async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_no
         assert connection is not None
         assert connection.transport is not None
         await deaf.send_str(f'{{"v":{VERSION},"type":"Hello",' + json.dumps(_plain(hello(0)))[1:])
-        await until(lambda: bool(observed_sessions(stand.channel.sessions)), "the deaf one is connected")
+        await until(lambda: bool(list_observed_sessions(stand.channel.sessions)), "the deaf one is connected")
         connection.transport.pause_reading()
         async with FakeAgent(stand.server.url, hello(1)) as other:
             for epoch in range(3, 500):
@@ -269,7 +274,7 @@ def _plain(greeting: Hello) -> dict[str, object]:
 
 
 async def test_too_many_lines_are_turned_away(standing: Standing) -> None:
-    stand = await standing(CoordinatorSettings(lines=1))
+    stand = await standing(CoordinatorSettings(max_agents=1))
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
         async with refused(stand, hello(1)) as word:
@@ -325,7 +330,7 @@ async def test_an_agent_of_another_shard_is_told_where_its_job_is_led(standing: 
     """Whatever its pod was told: the number of shards may have changed since."""
     address = "ws://localhost:1/v1/agents"
     stand = await standing(
-        CoordinatorSettings(lead_seconds=0.2), referrals=ShardDirectory(lambda _: 1, lambda _: address)
+        CoordinatorSettings(lead_wait_seconds=0.2), referrals=ShardDirectory(lambda _: 1, lambda _: address)
     )
     async with refused(stand, hello(0)) as word:
         assert (word.retry, word.address) == (True, address)
@@ -339,7 +344,7 @@ async def test_an_agent_of_another_shard_is_told_where_its_job_is_led(standing: 
 
 async def test_an_agent_that_is_at_its_shards_address_waits_there_for_a_leader(standing: Standing) -> None:
     here = ShardDirectory(lambda _: 1, lambda _: "ws://127.0.0.1:1/v1/agents")
-    stand = await standing(CoordinatorSettings(lead_seconds=60.0, hello_timeout_seconds=60.0), referrals=here)
+    stand = await standing(CoordinatorSettings(lead_wait_seconds=60.0, hello_timeout_seconds=60.0), referrals=here)
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         stand.server.set_leading(True, 1)
         await agent.heard(Welcome)

@@ -27,7 +27,7 @@ class Stand:
         """Another one, which serves the job from now on."""
         made = AgentChannel("job-1", 0.5, time.time, lambda _: None)
         made.set_expected_workers([WorkerId(0, 1)])
-        self.server.serve("job-1", made)
+        self.server.add_channel("job-1", made)
         return made
 
     async def _look(self, _: Hello) -> HelloRejected | None:

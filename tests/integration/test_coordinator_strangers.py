@@ -34,7 +34,7 @@ async def starting() -> AsyncIterator[Starting]:
         server = AgentServer(settings, _anybody)
         channel = AgentChannel("job-1", 0.5, time.time, lambda _: None)
         channel.set_expected_workers([WorkerId(n, 1) for n in range(4)])
-        server.serve("job-1", channel)
+        server.add_channel("job-1", channel)
         server.set_leading(True)
         await server.start()
         started.append(server)
@@ -75,7 +75,7 @@ async def test_what_a_refused_hello_said_is_repeated_shortly_only(
 
 
 async def test_strangers_that_say_nothing_shut_no_agent_out(starting: Starting) -> None:
-    server = await starting(CoordinatorSettings(lines=2, max_unauthenticated=6, max_unauthenticated_per_address=8))
+    server = await starting(CoordinatorSettings(max_agents=2, max_unauthenticated=6, max_unauthenticated_per_address=8))
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         mute = [await session.ws_connect(server.url) for _ in range(6)]

@@ -76,7 +76,7 @@ class Stored:
         saver.close()
         assert len(self.stream.layout.chunk_starts) == 2
         source = MemoryServerClient(next(iter(self.endpoints.values())), self.job, self.account)
-        copy_save(SAVE, [source], open_persistent(self.settings, self.job, begin=True), 1, TokenBucket())
+        copy_save(SAVE, [source], open_persistent(self.settings, self.job, create_root=True), 1, TokenBucket())
         source.close()
 
     def remove(self) -> None:
@@ -169,12 +169,12 @@ def restore(stored: Stored, sources: list[SaveSource]) -> tuple[list[str], int]:
         for n, a in into.items()
     ]
     with CheckpointReader(SAVE.checkpoint, read_catalogue(sources), ReadOptions(patience_seconds=5)) as reader:
-        assert reader.values(0) == VALUES
+        assert reader.read_values(0) == VALUES
         restored = reader.read(goals)
         told = reader.heal(1)
     for name, array in into.items():
         assert np.array_equal(array, stored.tensors[name]), name
-    return told, restored.fallbacks
+    return told, restored.damage_count
 
 
 def first_of_all(sources: list[SaveSource]) -> list[SaveSource]:
@@ -256,7 +256,7 @@ def test_a_save_that_no_tier_has_is_absent_and_a_silent_tier_is_waited_for(store
         CheckpointReader(other.checkpoint, read_catalogue(stored.sources())) as reader,
         pytest.raises(Unreadable) as refusal,
     ):
-        reader.values(0)
+        reader.read_values(0)
     assert refusal.value.absent
     gone = MemoryServerEndpoint(MemoryServerInstance("node-9", "x"), "127.0.0.1", 1, "node-9")
     silent = server_sources([gone], stored.job, stored.account, None, call_seconds=0.2)
@@ -266,7 +266,7 @@ def test_a_save_that_no_tier_has_is_absent_and_a_silent_tier_is_waited_for(store
         ) as reader,
         pytest.raises(TierUnavailable, match="memory:node-9 does not answer"),
     ):
-        reader.values(0)
+        reader.read_values(0)
 
 
 def test_a_source_that_answers_again_is_used(stored: Stored) -> None:

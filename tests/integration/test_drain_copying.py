@@ -18,7 +18,7 @@ from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.engine import FlushOptions
 from surefoot.flush.garbage_collection import GcScope, RetentionThread, collect_garbage
 from surefoot.flush.state_machine import RetryLimits
-from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, copy_save, drop_persistent, repair
+from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, copy_save, drop_checkpoints, repair_save
 from surefoot.ipc.trainer_messages import Attached, Staged
 from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
@@ -53,7 +53,7 @@ def saver(memory: HolderPair) -> Iterator[Saver]:
 
 
 def folder_tier(path: Path) -> ObjectStoreTier:
-    return open_persistent(PersistentSettings(uri=path.as_uri()), "job", begin=True)
+    return open_persistent(PersistentSettings(uri=path.as_uri()), "job", create_root=True)
 
 
 class Done:
@@ -88,7 +88,7 @@ def test_a_promoted_save_is_the_same_save_and_promoting_it_again_is_success(
     there, here = folder_tier(tmp_path).manifests(), memory.open(memory.holders[0]).manifests()
     assert there == here
     assert promoter.close()
-    assert drop_persistent(folder_tier(tmp_path), [save.checkpoint]) is None
+    assert drop_checkpoints(folder_tier(tmp_path), [save.checkpoint]) is None
     assert folder_tier(tmp_path).manifests() == ()
 
 
@@ -111,7 +111,7 @@ def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
     promoter.queue_upload(1, [RankSave(1, 10, 0)])
     failed = done.wait(2)[1]
     assert "no source has an intact copy" in str(failed.error)
-    assert failed.unreadable
+    assert failed.is_unreadable
     assert promoter.close()
 
 
@@ -139,7 +139,7 @@ def test_an_upload_calls_a_save_unreadable_only_where_no_source_may_have_a_good_
     promoter.queue_upload(1, [save])
     found = done.wait(1)[0]
     assert found.error is not None
-    assert found.unreadable == unreadable, found.error
+    assert found.is_unreadable == unreadable, found.error
     assert promoter.close()
 
 
@@ -175,9 +175,9 @@ def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: HolderPair) 
     saver.close()
     assert memory.saves(two) == []
     memory.client(two).fence(3)
-    assert "epoch 3 rules" in str(repair(save, memory.open(one), memory.open(two), 2, TokenBucket()))
+    assert "epoch 3 rules" in str(repair_save(save, memory.open(one), memory.open(two), 2, TokenBucket()))
     assert memory.saves(two) == []
-    assert repair(save, memory.open(one), memory.open(two), 3, TokenBucket()) is None
+    assert repair_save(save, memory.open(one), memory.open(two), 3, TokenBucket()) is None
     assert memory.saves(two) == [save]
 
 
@@ -198,7 +198,7 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
         client = MemoryServerClient(endpoint, "job", account)
         chunks = len(stream.layout.chunk_starts)
         for gone in (RankSave(1, 10, 0), RankSave(1, step, 0)):
-            client.drop(gone, 1, chunks)
+            client.delete_save(gone, 1, chunks)
         saver.save(RankSave(1, step + 10, 0), arrays(step + 10, shape))
         assert saver.watched.freed[-1] == (0, step + 10, True)
         saver.close()
@@ -217,9 +217,9 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     assert kept.watermark == Checkpoint(1, 30)
     assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
     assert memory.saves(two) == [RankSave(1, 30, 0)]
-    assert collect_garbage(clients, charge).dropped == 0
+    assert collect_garbage(clients, charge).dropped_count == 0
     clients[two].fence(2)
-    assert collect_garbage(clients, charge).fenced
+    assert collect_garbage(clients, charge).is_fenced
 
 
 def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: HolderPair, saver: Saver) -> None:
@@ -229,7 +229,7 @@ def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: 
         saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
     charge = GcScope((LineageEntry(1, None, 1),), 1, replicas=2, keep=2, domains={h: h.node for h in memory.holders})
     kept = collect_garbage({one: memory.client(one)}, charge)
-    assert (kept.watermark, kept.dropped) == (None, 2)
+    assert (kept.watermark, kept.dropped_count) == (None, 2)
     assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
 
 
@@ -247,7 +247,7 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
     memory, slots, slot_bytes = link.request_arena(200_000)
     assert (slots, memory.nbytes) == (2, 2 * slot_bytes)
     for step in (10, 20, 30, 40):
-        slot = link.free_slot(10)
+        slot = link.wait_for_free_slot(10)
         assert slot is not None
         stream = source.stage(0, RankSave(1, step, 0), arrays(step, SHAPES))
         size = stream.layout.stream_bytes
@@ -255,8 +255,8 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
         begin = slot * slot_bytes
         memory[begin : begin + size + len(values)] = source.memory[: size + len(values)]
         link.hand_over_slot(Staged(slot, step, size, len(values), stream.digest, stream.text))
-        assert link.flush(10)
-        source.drain.flush(10)
+        assert link.wait_for_flush(10)
+        source.drain.wait_until_idle(10)
     del memory
     link.close(40)
     source.close()
@@ -267,8 +267,8 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
 class Bucket(MemoryTier):
     """Takes three parts of two chunks at once, and remembers which came and how many were under way."""
 
-    at_once = 3
-    together = 2
+    max_concurrent_parts = 3
+    chunks_per_part = 2
 
     def __init__(self, place: MemoryPlace, refuse: int | None = None) -> None:
         super().__init__(place)
@@ -279,12 +279,12 @@ class Bucket(MemoryTier):
         self._full = threading.Event()
 
     def _part(self, save: RankSave, part: int) -> list[bytes]:
-        numbers = range(part * self.together, (part + 1) * self.together)
+        numbers = range(part * self.chunks_per_part, (part + 1) * self.chunks_per_part)
         return [self._place.parts[save, index] for index in numbers if (save, index) in self._place.parts]
 
     def list_parts(self, save: RankSave) -> dict[int, int]:
         chunks = [part for s, part in self._place.parts if s == save and isinstance(part, int)]
-        return {p: sum(map(len, self._part(save, p))) for p in {chunk // self.together for chunk in chunks}}
+        return {p: sum(map(len, self._part(save, p))) for p in {chunk // self.chunks_per_part for chunk in chunks}}
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
         return self._part(save, part) == [bytes(chunk) for chunk in chunks]
@@ -293,12 +293,12 @@ class Bucket(MemoryTier):
         with self._counting:
             self._under_way += 1
             self.most = max(self.most, self._under_way)
-            if self.most == self.at_once:
+            if self.most == self.max_concurrent_parts:
                 self._full.set()
         self._full.wait(5)  # until as many as may be are
         if part == self.refuse:
             raise TierUnavailable("the bucket is away")
-        for index, chunk in enumerate(chunks, part * self.together):
+        for index, chunk in enumerate(chunks, part * self.chunks_per_part):
             super().put_chunk(save, index, chunk)
         with self._counting:
             self._under_way -= 1

@@ -71,10 +71,10 @@ def test_both_slots_drain_at_once(saver: Saver, places: dict[MemoryServerInstanc
     places[A].hook = places[B].hook = waiting(gate)
     saver.stage(0, save(10), arrays(10, SHAPES))
     saver.stage(1, save(20), arrays(20, SHAPES))
-    assert saver.drain.pending() == (Checkpoint(1, 10), Checkpoint(1, 20))
-    assert not saver.drain.flush(0.05)
+    assert saver.drain.pending_checkpoints() == (Checkpoint(1, 10), Checkpoint(1, 20))
+    assert not saver.drain.wait_until_idle(0.05)
     gate.set()
-    assert saver.drain.flush(10)
+    assert saver.drain.wait_until_idle(10)
     assert sorted(saver.watched.freed) == [(0, 10, True), (1, 20, True)]
 
 
@@ -93,7 +93,7 @@ def test_a_holder_that_stands_still_within_a_chunk_keeps_no_digest_from_the_othe
     saver.watched.wait(lambda: (save(10), 1) in saver.watched.saved)
     assert [place for place in (A, B) if places[place].index] == [B]
     gate.set()
-    assert saver.drain.flush(10)
+    assert saver.drain.wait_until_idle(10)
     assert places[A].index == places[B].index
 
 
@@ -197,7 +197,7 @@ def test_a_holder_that_is_replaced_mid_drain_gets_its_copy_on_the_new_one(
     assert reached.wait(10)
     saver.drain.set_targets((A, C), frozenset({A, C}), 2)
     gate.set()
-    assert saver.drain.flush(10)
+    assert saver.drain.wait_until_idle(10)
     assert saver.watched.saved[-1] == (save(10), 2)
     assert save(10) in places[C].index
 

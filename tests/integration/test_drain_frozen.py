@@ -91,7 +91,7 @@ def test_a_base_that_was_dropped_is_sent_again(memory: HolderPair) -> None:
     one, two = steps_of(8, range(1, 3))
     stream = saver.save(RankSave(1, 1, 0), one)
     for holder in memory.holders:
-        memory.open(holder).drop(RankSave(1, 1, 0), 1, len(stream.layout.chunk_starts))
+        memory.open(holder).delete_save(RankSave(1, 1, 0), 1, len(stream.layout.chunk_starts))
     del sent[:]
     saver.save(RankSave(1, 2, 0), two)
     saver.close()
@@ -120,8 +120,8 @@ def assert_whole(memory: HolderPair, save: RankSave, state: Arrays) -> None:
     for holder in memory.holders:
         tier = memory.open(holder)
         manifest = next(m for m in tier.manifests() if m.save == save)
-        stream, table = verified.stream_from(tier, manifest), verified.table_from(tier, manifest)
-        read = [verified.chunk_from(tier, manifest, stream, table, i) for i in range(manifest.chunks)]
+        stream, table = verified.read_stream(tier, manifest), verified.read_digest_table(tier, manifest)
+        read = [verified.read_verified_chunk(tier, manifest, stream, table, i) for i in range(manifest.chunks)]
         assert b"".join(map(bytes, read)) == data
         tier.close()
 
@@ -150,12 +150,12 @@ def test_an_upload_has_the_bucket_copy_the_parts_that_did_not_change(memory: Hol
     assert promoter.close()
     assert [result.error for result in results] == [None] * 3
     size = sum(a.nbytes for a in states[0].values())
-    whole, *others = [result.bytes for result in results]
+    whole, *others = [result.sent_bytes for result in results]
     assert whole >= size
     assert all(other < 0.6 * size for other in others), results
     there, here = open_persistent(settings, "job"), memory.open(memory.holders[0])
     for manifest in there.manifests():
-        stream, table = verified.stream_from(there, manifest), verified.table_from(there, manifest)
+        stream, table = verified.read_stream(there, manifest), verified.read_digest_table(there, manifest)
         for index in range(manifest.chunks):
-            wanted = verified.chunk_from(here, manifest, stream, table, index)
-            assert verified.chunk_from(there, manifest, stream, table, index) == wanted
+            wanted = verified.read_verified_chunk(here, manifest, stream, table, index)
+            assert verified.read_verified_chunk(there, manifest, stream, table, index) == wanted

@@ -23,8 +23,8 @@ from surefoot.settings import AgentSettings, JobSettings
 class Shown:
     state: AgentState = field(
         default_factory=lambda: AgentState(
-            started=3,
-            claimed=3,
+            started_generation=3,
+            claimed_generation=3,
             ranks=(LocalRank(0, 0, progress=Progress(step=7)), LocalRank(1, 1, progress=Progress(step=6))),
         )
     )
@@ -61,7 +61,7 @@ async def scraped(folder: Path) -> dict[str, dict[str, str]]:
 
 async def test_every_figure_names_its_worker_and_the_address_is_told_and_taken_back(tmp_path: Path) -> None:
     sums = MetricSums()
-    sums.add((("surefoot_checkpoint_skipped_total", {}, 2.0),))
+    sums.add_increases((("surefoot_checkpoint_skipped_total", {}, 2.0),))
     exporter = Exporter(settings(tmp_path, 0), sums, Shown())
     await exporter.start()
     try:

@@ -45,9 +45,9 @@ def test_a_childs_end_of_the_line_is_closed_and_its_parents_is_not() -> None:
     link._reader.start()
     try:
         assert in_a_child(link.disable_after_fork) == 0
-        link.notify("Told", "still here")
+        link.report_notice("Told", "still here")
         theirs.settimeout(60)
-        (text,) = FrameDecoder().feed(theirs.recv(1 << 16))
+        (text,) = FrameDecoder().add_bytes(theirs.recv(1 << 16))
         assert "still here" in text.decode() if isinstance(text, bytes) else "still here" in text
     finally:
         theirs.close()

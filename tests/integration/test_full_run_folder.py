@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.small_disk import fill, small_disk
-from surefoot.linux_process import ProcessIdentity, members
+from surefoot.linux_process import ProcessIdentity, list_group_members
 from surefoot_operator.platforms.local.local_nodes import LocalNodes
-from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord, read_json, to_json, write_json
+from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord, read_json, record_to_json, write_json
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may mount a small disk")
 
@@ -32,27 +32,27 @@ def test_a_node_that_cannot_write_for_a_while_lives_on_and_says_it_later(tmp_pat
     with small_disk(place):
         folder = RunFolder(place)
         machine = LocalNodes(folder, memory_bytes=64 << 20)
-        machine.open()
+        machine.lock_run_folder()
         try:
             machine.start_node("node-0")
-            wait("its node is up", lambda: (r := machine.node_record("node-0")) and r.servers, machine)
-            node = machine.node_record("node-0")
+            wait("its node is up", lambda: (r := machine.read_node_record("node-0")) and r.servers, machine)
+            node = machine.read_node_record("node-0")
             assert node is not None
             program = ("python", "train.py")  # never reached: the agent is given no settings, and ends
             record = WorkerRecord("j-0-1", "u", 0, 1, 0.0, program, {}, node="node-0", node_life=node.life)
             aside = folder.root / "aside.json"
-            write_json(aside, to_json(record), durable=False)
+            write_json(aside, record_to_json(record), durable=False)
             fill(folder.root / "filler")
-            os.rename(aside, folder.worker("j-0-1"))  # a name takes no room
+            os.rename(aside, folder.worker_file("j-0-1"))  # a name takes no room
             group = ProcessIdentity.parse(node.life).pid
-            wait("an agent on the full disk", lambda: len(members(group)) == 3, machine)
-            wait("the agent's end", lambda: len(members(group)) != 3, machine)
-            assert machine.unexpected_ends() == {}, "the node ended with its first write"
-            assert not folder.worker_state("j-0-1").exists()
+            wait("an agent on the full disk", lambda: len(list_group_members(group)) == 3, machine)
+            wait("the agent's end", lambda: len(list_group_members(group)) != 3, machine)
+            assert machine.collect_unexpected_exits() == {}, "the node ended with its first write"
+            assert not folder.worker_state_file("j-0-1").exists()
             (folder.root / "filler").unlink()
-            wait("a word on what became of the worker", folder.worker_state("j-0-1").exists, machine)
-            assert machine.unexpected_ends() == {}
-            state = read_json(folder.worker_state("j-0-1"))
+            wait("a word on what became of the worker", folder.worker_state_file("j-0-1").exists, machine)
+            assert machine.collect_unexpected_exits() == {}
+            state = read_json(folder.worker_state_file("j-0-1"))
             assert state is not None
             assert state["phase"] == "Failed"
         finally:

@@ -28,7 +28,7 @@ from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, Memo
 from surefoot_operator.settings import MemorySettings
 
 JOBS = 12
-SELDOM = MemorySettings(probe_seconds=0.05, read_seconds=3600.0)
+SELDOM = MemorySettings(probe_interval_seconds=0.05, read_interval_seconds=3600.0)
 """Indexes are read when a holder is met, and not again within a test."""
 
 
@@ -98,13 +98,17 @@ async def test_a_visit_of_many_jobs_that_want_nothing_is_one_command(fleet: Flee
     await fleet.ready()
     await asyncio.sleep(0)  # the last visits' tasks end
     shared = list(fleet.pool.servers.values())
-    began = [(one.visits, one.commands) for one in shared]
-    await until(lambda: all(one.visits >= b[0] + 5 for one, b in zip(shared, began, strict=True)), "five visits more")
+    began = [(one.visit_count, one.command_count) for one in shared]
+    await until(
+        lambda: all(one.visit_count >= b[0] + 5 for one, b in zip(shared, began, strict=True)), "five visits more"
+    )
     for one, (visits, commands) in zip(shared, began, strict=True):
-        assert one.commands - commands <= one.visits - visits + 1
+        assert one.command_count - commands <= one.visit_count - visits + 1
 
 
-@pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.05, call_seconds=30.0)], indirect=True)
+@pytest.mark.parametrize(
+    "fleet", [MemorySettings(probe_interval_seconds=0.05, call_timeout_seconds=30.0)], indirect=True
+)
 async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: Fleet) -> None:
     fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
@@ -126,7 +130,9 @@ async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: F
     assert len(frozen) == JOBS
 
 
-@pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.02, read_seconds=0.02)], indirect=True)
+@pytest.mark.parametrize(
+    "fleet", [MemorySettings(probe_interval_seconds=0.02, read_interval_seconds=0.02)], indirect=True
+)
 async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: Fleet) -> None:
     fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
@@ -141,8 +147,8 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
     await until(lambda: entries() == (kept,), "the save is read")
     first = entries()
     shared = next(one for one in fleet.pool.servers.values() if one.address.server_id == where.server_id)
-    visits = shared.visits
-    await until(lambda: shared.visits > visits + 5, "it is read again")
+    visits = shared.visit_count
+    await until(lambda: shared.visit_count > visits + 5, "it is read again")
     assert entries() is first
     saved(client, 1, 20)
     await until(lambda: len(entries()) == 2, "the next save is read")
@@ -194,8 +200,8 @@ async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
     wire.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await until(lambda: wire.info("stats")["total_connections_received"] != came, "the operator comes again")
     shared = fleet.pool.servers[fleet.places[0].server_process]
-    visits = shared.visits
-    await until(lambda: shared.visits > visits + 2, "it visits as before")
+    visits = shared.visit_count
+    await until(lambda: shared.visit_count > visits + 2, "it visits as before")
     await fleet.ready()
     assert acl_calls(wire) == before
     wire.close()

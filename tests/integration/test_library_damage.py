@@ -48,7 +48,7 @@ class Training:
             self.checkpointer.step()
             if step in save_at:
                 assert self.checkpointer.save_now()
-                assert self.checkpointer._backend.flush(30)
+                assert self.checkpointer._backend.wait_for_flush(30)
 
     def weights(self) -> torch.Tensor:
         return self.model.weight.detach().clone()
@@ -277,7 +277,7 @@ def test_an_agents_listing_leaves_out_one_damaged_manifest_and_names_it(folder: 
     assert [RankManifest.from_json(text).save.step for text in listing.manifests] == [10, 20]
     assert len(listing.layouts) == 1
     (left_out,) = listing.unread_records
-    assert (left_out.checkpoint, left_out.silent) == (Checkpoint(1, 35), False)
+    assert (left_out.checkpoint, left_out.is_silent) == (Checkpoint(1, 35), False)
     assert "35-1/rank-0.json" in left_out.reason
     assert (again.manifests, again.layouts) == (listing.manifests, {})
     assert again.unread_records == listing.unread_records, "what was remembered is no less damaged"
@@ -298,7 +298,7 @@ def test_one_object_that_is_refused_for_ever_gives_way_to_the_next_older_checkpo
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("surefoot.restore.copy_choice.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("surefoot.restore.copy_choice.REJECTION_TIMEOUT_SECONDS", 1.0)
     path = folder / "default" / "35-1" / "rank-0" / part
     path.unlink()
     path.mkdir()

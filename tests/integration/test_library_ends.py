@@ -179,7 +179,7 @@ def test_a_full_disk_makes_room_for_the_newest(tmp_path: Path, monkeypatch: pyte
     for step in range(1, 7):
         trained(made, model, step, step)
         assert made.save_now()
-        assert made._backend.flush(60)
+        assert made._backend.wait_for_flush(60)
     made.close()
     assert left_in(tmp_path / "job")[-2:] == ["5-1", "6-1"]
 
@@ -191,7 +191,7 @@ def test_a_save_that_was_given_up_leaves_nothing_behind(
     made, model = checkpointer(tmp_path / "job", keep=1)
     trained(made, model, 1, 1)
     assert made.save_now()
-    assert made._backend.flush(30)
+    assert made._backend.wait_for_flush(30)
     trained(made, model, 2, 2)
     with pytest.raises(LastStepNotSaved, match=r"step 2 is not saved, the newest saved step is 1: .*No space left"):
         made.close()
@@ -220,9 +220,9 @@ def test_a_program_that_does_not_end_is_an_error_and_nothing_is_claimed(tmp_path
         with pytest.raises(OtherWriter, match=rf"process {os.getpid()} on .*SUREFOOT_SECOND_WRITER=allow"):
             wait_for_former_writers(tier, other, False, patience)
         wait_for_former_writers(tier, other, True)
-        assert tier.generations.marked() == [1]
+        assert tier.generations.list_with_heartbeat() == [1]
         made.close()
-        assert tier.generations.marked() == [], "one that ended in order leaves no mark"
+        assert tier.generations.list_with_heartbeat() == [], "one that ended in order leaves no mark"
 
 
 @pytest.mark.parametrize("beats", [True, False])
@@ -231,15 +231,15 @@ def test_a_program_of_another_host_writes_if_its_mark_changes(
 ) -> None:
     monkeypatch.setattr(other_writers, "_WATCH_SECONDS", 0.2)
     far = replace(WriterMark.here(), kernel="another boot", host="far-away")
-    with closing(ObjectStoreTier(DirectoryStore(tmp_path, begin=True), "default")) as tier:
-        tier.generations.beat(1, far.to_text())
+    with closing(ObjectStoreTier(DirectoryStore(tmp_path, create_root=True), "default")) as tier:
+        tier.generations.write_heartbeat(1, far.to_text())
         now = [0.0]
 
         def sleep(seconds: float) -> None:
             now[0] += seconds
             time.sleep(0.02)
             if beats:
-                tier.generations.beat(1, replace(far, at=time.time()).to_text())
+                tier.generations.write_heartbeat(1, replace(far, at=time.time()).to_text())
 
         patience = Patience(lambda: now[0], sleep)
         if beats:
@@ -247,7 +247,7 @@ def test_a_program_of_another_host_writes_if_its_mark_changes(
                 wait_for_former_writers(tier, WriterMark.here(), False, patience)
         else:
             wait_for_former_writers(tier, WriterMark.here(), False, patience)
-            assert tier.generations.marked() == [], "it is dead: its mark goes"
+            assert tier.generations.list_with_heartbeat() == [], "it is dead: its mark goes"
 
 
 def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_stand_on(
@@ -270,10 +270,10 @@ def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_sta
 
 
 def test_an_overtaken_program_is_found_by_one_small_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(ObjectStoreTier(DirectoryStore(tmp_path, begin=True), "default")) as tier:
+    with closing(ObjectStoreTier(DirectoryStore(tmp_path, create_root=True), "default")) as tier:
         watch = WriterWatch(tier.claim_generation())
         watch.beat(tier)
-        assert json.loads(tier.generations.last_beat(1) or "")["process"] == WriterMark.here().process
+        assert json.loads(tier.generations.read_heartbeat(1) or "")["process"] == WriterMark.here().process
         assert not watch.check(tier)
         tier.claim_generation()
         assert watch.check(tier)

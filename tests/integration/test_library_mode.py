@@ -71,11 +71,11 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     again = run("plain", 1, 14, tmp_path / "cut", tmp_path / "c")
     assert again["start"] == 5
     assert_bit_exact(again["final"], undisturbed["final"])
-    tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut", begin=True), "default")
+    tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut", create_root=True), "default")
     steps = [checkpoint.step for checkpoint in tier.list_all_checkpoints()]
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
-    assert sorted(tier.generations.recorded()) == [1, 2]
+    assert sorted(tier.generations.read_lineage_records()) == [1, 2]
 
 
 WITHOUT_CLOSE = """
@@ -119,7 +119,7 @@ def test_saves_go_on_in_larger_staging_memory(tmp_path: Path) -> None:
             growing.text = "x" * length
             checkpointer.step()
             assert checkpointer.save_now()
-        assert checkpointer._backend.flush(30)
+        assert checkpointer._backend.wait_for_flush(30)
         assert [c.step for c in checkpointer.list()] == [1, 2, 3]
 
 

@@ -44,7 +44,7 @@ class Training:
             self.checkpointer.step()
             if step in save_at:
                 assert self.checkpointer.save_now()
-                assert self.checkpointer._backend.flush(30)
+                assert self.checkpointer._backend.wait_for_flush(30)
         return self
 
     def close(self) -> None:
@@ -161,13 +161,13 @@ def test_what_is_accepted_is_exactly_one_step(folder: Path, hasty: None, monkeyp
 
 def hidden(monkeypatch: pytest.MonkeyPatch, times: int, *gone: str) -> None:
     """A listing of checkpoints that lacks some, so many times."""
-    true, left = DirectoryStore.folders, [times]
+    true, left = DirectoryStore.list_folders, [times]
 
     def folders(self: DirectoryStore, where: str) -> list[str]:
         left[0] -= 1
         return [name for name in true(self, where) if left[0] < 0 or name not in gone]
 
-    monkeypatch.setattr(DirectoryStore, "folders", folders)
+    monkeypatch.setattr(DirectoryStore, "list_folders", folders)
 
 
 def test_a_stale_listing_hides_nothing_that_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

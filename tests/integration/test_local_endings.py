@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, running
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 
 SELDOM = 1000
 """Steps between uploads: nothing but the end, or a wait, asks for one."""
@@ -58,9 +58,9 @@ def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(tmp_pat
     with running(tmp_path, job) as run:
         run.wait_for_step(22)
         wait_for_copies(run, 20)
-        store = Store(run.run_folder)
+        store = RunFolderStore(run.run_folder)
         overdue = replace(job, spec={"runPolicy": {"activeDeadlineSeconds": 1}})
-        store.write_job(overdue.document(tmp_path), store.job().uid)
+        store.write_job(overdue.document(tmp_path), store.read_job().uid)
         assert run.process.wait(SECONDS / 2) != 0
         run.events += run.progress.poll()
     assert run.status.phase == "Failed"

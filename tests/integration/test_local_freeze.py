@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_equal, assert_whole, faults, running
-from surefoot.protocol.checkpoints.completeness import on_lineage
+from surefoot.protocol.checkpoints.completeness import is_on_lineage
 from surefoot.protocol.identities import RankSave
 
 FROZEN = "node-1"
@@ -36,7 +36,7 @@ class Watch:
             place = f"{holder.node}:{holder.port} under fence {index.fence}"
             self.fences.setdefault(holder.node, set()).add(index.fence)
             held = {m.save for m in index.manifests if m.save.generation < newest}
-            stale = {save for save in held if not on_lineage(lineage, save.checkpoint, newest)}
+            stale = {save for save in held if not is_on_lineage(lineage, save.checkpoint, newest)}
             known = self.stale.setdefault(place, stale)
             assert stale <= known, f"{place} took {sorted(stale - known)} although their epoch had ended"
             self.stale[place] = stale

@@ -27,9 +27,9 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
         protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
         assert (protected.status, protected.reason) == ("False", "Overdue")
         assert "; checkpoints do not fit: node-" in protected.message
-        document = json.loads(run.run_folder.job.read_text())
+        document = json.loads(run.run_folder.job_file.read_text())
         document["spec"]["checkpoint"]["memory"]["sizeLimit"] = "64Mi"
-        run.run_folder.job.write_text(json.dumps(document))
+        run.run_folder.job_file.write_text(json.dumps(document))
         for holder in run.holders():
             holder.call("CONFIG SET", "maxmemory", 64 * MIB)
         run.open_gate(45)

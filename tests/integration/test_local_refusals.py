@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.linux_process import with_environment
+from surefoot.linux_process import find_by_environment
 
 SECONDS = 240
 
@@ -55,7 +55,7 @@ def job(folder: Path, script: str) -> Path:
 
 
 def nothing_runs(folder: Path) -> bool:
-    return with_environment("SUREFOOT_RUN_FOLDER", str((folder / "run").resolve())) == []
+    return find_by_environment("SUREFOOT_RUN_FOLDER", str((folder / "run").resolve())) == []
 
 
 def test_broken_yaml_is_refused_with_its_line(tmp_path: Path) -> None:

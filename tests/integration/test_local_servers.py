@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
-from surefoot.linux_process import ProcessIdentity, send
-from surefoot_operator.platforms.local.run_folder import NodeRecord, from_json, read_json
+from surefoot.linux_process import ProcessIdentity, send_signal
+from surefoot_operator.platforms.local.run_folder import NodeRecord, parse_record, read_json
 
 SAVED, LATER = 10, 20
 
@@ -20,9 +20,9 @@ def test_a_server_that_dies_costs_its_own_copies_and_no_step(tmp_path: Path) -> 
     with running(tmp_path, job, "--servers", "2") as run:
         run.wait_for_step(SAVED)
         run.wait("each rank's save is on both nodes", lambda: spread(run, SAVED) == [{0, 2}, {0, 2}, {1, 3}, {1, 3}])
-        record = from_json(NodeRecord, read_json(run.run_folder.node("node-0")) or {})
+        record = parse_record(NodeRecord, read_json(run.run_folder.node_file("node-0")) or {})
         assert len({holder.port for holder in record.servers}) == 2
-        assert send(ProcessIdentity.parse(record.servers[1].life), signal.SIGKILL)
+        assert send_signal(ProcessIdentity.parse(record.servers[1].life), signal.SIGKILL)
         run.wait("the operator has noticed", lambda: len(run.status.assigned_servers) == 3)
         run.open_gate(SAVED)
         run.wait_for_step(LATER)

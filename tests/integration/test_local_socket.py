@@ -20,11 +20,11 @@ def test_each_worker_reaches_its_own_node_by_the_socket(tmp_path: Path) -> None:
             run.wait(f"both workers' lines to {holder.node}", partial(reached_both_ways, holder))
         assert len(run.holders()) == 2
         told = [_environment(pid)["SUREFOOT_MEMORY_SOCKET"].replace("{server}", "0") for pid in run.trainers()]
-        assert sorted(told) == [str(path) for path in run.run_folder.sockets() if path.name.startswith("node-")]
+        assert sorted(told) == [str(path) for path in run.run_folder.list_sockets() if path.name.startswith("node-")]
         run.open_gate(FULL)
         done = run.finish()
     assert_whole(done.report, 20)
-    assert run.run_folder.sockets() == [], "nothing of the run is left"
+    assert run.run_folder.list_sockets() == [], "nothing of the run is left"
 
 
 def reached_both_ways(holder: Holder) -> bool:

@@ -43,7 +43,7 @@ def test_it_is_told_once_and_taken_back_once(tmp_path: Path) -> None:
         assert under_way.status.replaced_stragglers == ()
         condition = next(c for c in under_way.status.conditions if c.type == "NoStragglers")
         assert (condition.status, condition.reason) == ("False", "Straggler")
-        (under_way.run_folder.faults / "slow-node-2").unlink()
+        (under_way.run_folder.faults_folder / "slow-node-2").unlink()
         under_way.wait("the end of it", lambda: bool(under_way.told("StragglerResolved")))
         assert [len(under_way.told(reason)) for reason in ("Straggler", "StragglerResolved")] == [1, 1]
         assert "(node node-2)" in under_way.told("Straggler")[0]

@@ -28,7 +28,7 @@ def tensors(nudge: float = 0.0) -> dict[str, Any]:
 
 
 def save(root: Path, job: str, step: int, world: int, arrays: dict[str, Any]) -> None:
-    tier = ObjectStoreTier(DirectoryStore(root, begin=True), job)
+    tier = ObjectStoreTier(DirectoryStore(root, create_root=True), job)
     for rank in range(world):
         boxes = {name: split(array.shape, world, rank) for name, array in arrays.items()}
         stream, data = stream_of(arrays, boxes, chunk_blocks=1)

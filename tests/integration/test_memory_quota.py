@@ -28,7 +28,7 @@ from surefoot_operator.settings import MemorySettings
 
 GREEDY, MODEST = "uid-greedy", "uid-modest"
 ACCOUNTS = {uid: Credentials(uid, f"the password of {uid}") for uid in (GREEDY, MODEST)}
-SETTINGS = MemorySettings(closures=Backoff(4.0, 8.0))
+SETTINGS = MemorySettings(quota_backoff=Backoff(4.0, 8.0))
 SERVER_BYTES = 64 << 20
 PIECE = 1 << 20
 CLOSED_SECONDS = 2.0
@@ -102,7 +102,7 @@ def save(client: MemoryServerClient, step: int, chunks: int) -> RankManifest:
 def fill(wire: RespConnection) -> None:
     """Writes whatever it may under the job's name, until it is refused."""
     for number in itertools.count():
-        wire.call("SET", f"{scripts.of_job(GREEDY)}whatever-{number}", bytes(PIECE))
+        wire.call("SET", f"{scripts.job_prefix(GREEDY)}whatever-{number}", bytes(PIECE))
 
 
 async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(stand: Stand) -> None:
@@ -117,16 +117,16 @@ async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(sta
     print(f"filled and closed within {took:.2f} s")  # CLOSED_SECONDS on an idle machine; a busy one may take longer
     assert took < 5 * CLOSED_SECONDS
     assert "jobs share there, more than its share of" in why
-    assert greedy.index().manifests == (kept,), "what is complete stays, and is read"
+    assert greedy.read_index().manifests == (kept,), "what is complete stays, and is read"
     assert greedy.read_chunk(kept.save, 0, 0, PIECE) == bytes(PIECE)
     with pytest.raises(redis.exceptions.NoPermissionError):
-        wire.call("SET", f"{scripts.of_job(GREEDY)}more", b"x")
+        wire.call("SET", f"{scripts.job_prefix(GREEDY)}more", b"x")
     with pytest.raises(redis.exceptions.NoPermissionError):
         wire.call("HSET", scripts.index_key(GREEDY), "more", b"x")
-    assert save(modest, 20, 8) in modest.index().manifests
-    assert theirs in modest.index().manifests
+    assert save(modest, 20, 8) in modest.read_index().manifests
+    assert theirs in modest.read_index().manifests
     await stand.closed(GREEDY, closed=False)
-    assert save(greedy, 20, 4) in greedy.index().manifests
+    assert save(greedy, 20, 4) in greedy.read_index().manifests
     for one in (greedy, modest):
         one.close()
     wire.close()
@@ -139,14 +139,14 @@ async def test_a_job_is_held_to_its_own_limit_and_told_by_name(stand: Stand) -> 
     assert "more than its sizeLimit of 8.39 MB" in await stand.closed(GREEDY)
     with pytest.raises(TierFull, match="used up its share there"):
         save(client, 30, 1)
-    assert client.index().manifests == (first, second), "what is complete is left to the rules of the job"
-    client.drop(first.save, 1, first.chunks)
+    assert client.read_index().manifests == (first, second), "what is complete is left to the rules of the job"
+    client.delete_save(first.save, 1, first.chunks)
     await stand.closed(GREEDY, closed=False)
-    assert save(client, 30, 1) in client.index().manifests
+    assert save(client, 30, 1) in client.read_index().manifests
     client.close()
 
 
-@pytest.mark.parametrize("settings", [MemorySettings(closures=Backoff(3600.0, 3600.0))])
+@pytest.mark.parametrize("settings", [MemorySettings(quota_backoff=Backoff(3600.0, 3600.0))])
 async def test_a_raised_limit_counts_at_once_however_long_the_account_was_to_stay_closed(stand: Stand) -> None:
     client = await stand.ready(GREEDY)
     stand.follow(GREEDY, size_limit_bytes=8 * PIECE)
@@ -158,7 +158,7 @@ async def test_a_raised_limit_counts_at_once_however_long_the_account_was_to_sta
     client.close()
 
 
-@pytest.mark.parametrize("settings", [MemorySettings(closures=Backoff(3600.0, 3600.0))])
+@pytest.mark.parametrize("settings", [MemorySettings(quota_backoff=Backoff(3600.0, 3600.0))])
 async def test_a_larger_server_counts_at_once(stand: Stand) -> None:
     client = await stand.ready(GREEDY)
     wire = wire_of(stand.server, ACCOUNTS[GREEDY])

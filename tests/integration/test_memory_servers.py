@@ -21,7 +21,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def two_servers(stand: Stand) -> list[MemoryServerEndpoint]:
     """Both of one node, named in status and each with one rank's save."""
     started = [stand.start(), stand.start()]
-    stand.places = [replace(place(one), server=number, servers=2) for number, one in enumerate(started)]
+    stand.places = [replace(place(one), server_index=number, servers_on_node=2) for number, one in enumerate(started)]
     stand.follow()
     await stand.comes(lambda: [h.state for h in stand.tier.observed_servers()] == ["Ready", "Ready"], "both are Ready")
     endpoints = sorted((h.endpoint for h in stand.tier.observed_servers()), key=lambda e: e.server_index)
@@ -48,7 +48,7 @@ async def test_servers_of_one_node_are_holders_of_their_own(stand: Stand) -> Non
     await stand.tier.drop({endpoints[1].instance: [RankSave(1, 10, 1)]}, 1, 5.0)
     await stand.comes(lambda: ranks() == {0: [0], 1: []}, "one of them drops")
     first, other = stand.places
-    again = replace(place(stand.start()), server=0, servers=2)
+    again = replace(place(stand.start()), server_index=0, servers_on_node=2)
     stand.places = [again, other]
     stand.follow()
     await stand.comes(
@@ -62,7 +62,7 @@ async def test_servers_of_one_node_are_holders_of_their_own(stand: Stand) -> Non
 async def test_a_server_that_its_node_runs_no_more_is_gone(stand: Stand) -> None:
     """A node that was given fewer: nothing would ever tell of the last ones again."""
     endpoints = await two_servers(stand)
-    stand.places = [replace(stand.places[0], servers=1)]
+    stand.places = [replace(stand.places[0], servers_on_node=1)]
     stand.follow()
     await stand.comes(lambda: states(stand) == {0: "Ready", 1: "Gone"}, "the second is gone")
     stand.follow(assigned_servers=(endpoints[0],))

@@ -20,7 +20,7 @@ from surefoot_operator.controller import admission_webhooks
 from surefoot_operator.controller.admission_webhooks import (
     ALLOWED,
     CONFIGURATIONS,
-    MAX_BYTES,
+    MAX_REVIEW_BYTES,
     AdmissionRequest,
     AdmissionResponse,
     AdmissionServer,
@@ -54,13 +54,13 @@ class Cluster:
         self.reviews = EvictionReviewer(self.server.api, self.pods, self.nodes, lambda node: self.lost.get(node, ""))
 
     async def verdict(self, review: AdmissionRequest = EVICTION) -> AdmissionResponse:
-        return await self.reviews.review(review)
+        return await self.reviews.review_eviction(review)
 
 
 async def test_an_eviction_waits_while_something_would_be_lost_and_no_longer() -> None:
     cluster = Cluster()
     refused = await cluster.verdict()
-    assert (refused.allowed, refused.code, refused.reason) == (False, 429, "TooManyRequests")
+    assert (refused.allowed, refused.status_code, refused.reason) == (False, 429, "TooManyRequests")
     assert refused.message.startswith(
         "evicting gpt-0-1 from node n0 would lose data: job team/gpt: step 40 of generation 1 has no copy"
     )
@@ -95,7 +95,7 @@ async def test_other_peoples_pods_are_no_concern_of_ours_and_cost_no_call() -> N
 
 
 async def test_an_api_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_webhooks, "NODE_SECONDS", 0.05)
+    monkeypatch.setattr(admission_webhooks, "NODE_READ_TIMEOUT_SECONDS", 0.05)
     cluster = Cluster()
     cluster.server.reachable.clear()
     assert await cluster.verdict() == ALLOWED, "the cache knows of no cordon"
@@ -122,7 +122,7 @@ def created(**spec: Any) -> AdmissionRequest:
 async def test_a_job_whose_pods_the_server_takes_is_let_in() -> None:
     server, tried = FakeApi(), []
     server.answers[PODS] = lambda body: tried.append(body) or body
-    assert await JobReviewer(server.api, PodSettings()).review(created()) == ALLOWED
+    assert await JobReviewer(server.api, PodSettings()).review_job(created()) == ALLOWED
     assert tried[0]["spec"]["containers"][0]["command"][-2:] == ["python", "train.py"]
 
 
@@ -133,8 +133,8 @@ async def test_a_job_whose_pods_the_server_refuses_for_ever_is_refused_with_its_
         raise ApiError(f"POST {PODS}", 400, "BadRequest", 'unknown field "spec.tolleration"')
 
     server.answers[PODS] = refuse
-    refused = await JobReviewer(server.api, PodSettings()).review(created())
-    assert (refused.allowed, refused.code) == (False, 422)
+    refused = await JobReviewer(server.api, PodSettings()).review_job(created())
+    assert (refused.allowed, refused.status_code) == (False, 422)
     assert "the API server would reject its pods: " in refused.message
     assert 'unknown field "spec.tolleration"' in refused.message
 
@@ -147,28 +147,28 @@ async def test_what_the_server_may_take_another_time_refuses_no_job(code: int) -
         raise ApiError(f"POST {PODS}", code, "No", "quota")
 
     server.answers[PODS] = refuse
-    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review_job(created())).allowed
 
 
 async def test_a_server_that_does_not_answer_refuses_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_webhooks, "POD_SECONDS", 0.05)
+    monkeypatch.setattr(admission_webhooks, "POD_DRY_RUN_TIMEOUT_SECONDS", 0.05)
     server = FakeApi()
     server.reachable.clear()
-    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review_job(created())).allowed
     server.reachable.set()
     server.before = silent
-    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review_job(created())).allowed
 
 
 async def test_no_copy_beside_the_only_one_is_a_warning() -> None:
     server = FakeApi()
     server.answers[PODS] = lambda body: body
     reviews = JobReviewer(server.api, PodSettings())
-    verdict = await reviews.review(created(checkpoint={"memory": {"replicas": 1}}))
+    verdict = await reviews.review_job(created(checkpoint={"memory": {"replicas": 1}}))
     assert verdict.allowed
     assert "the loss of a node loses every checkpoint" in verdict.warnings[0]
     kept = {"memory": {"replicas": 1}, "persistent": {"uri": "s3://b/p"}}
-    assert (await reviews.review(created(checkpoint=kept))).warnings == ()
+    assert (await reviews.review_job(created(checkpoint=kept))).warnings == ()
 
 
 # ---- the server ---------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ async def test_a_defect_of_ours_is_an_error_and_the_next_review_is_answered(
 
 
 async def test_a_body_without_end_is_cut_off(served: tuple[str, ssl.SSLContext]) -> None:
-    assert (await ask(served, b" " * (MAX_BYTES + 1)))[0] == 413
+    assert (await ask(served, b" " * (MAX_REVIEW_BYTES + 1)))[0] == 413
 
 
 # ---- the authority ------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ async def test_the_configuration_trusts_us_after_a_release_has_written_it_anew()
 
 
 async def test_a_configuration_that_is_not_there_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot_operator.controller.admission_webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("surefoot_operator.controller.admission_webhooks.CA_BUNDLE_RETRY_SECONDS", 0.01)
     server, thrice = FakeApi(), asyncio.Event()
     server.before = lambda verb, path: thrice.set() if len(server.asked) == 3 else None
     keeping = asyncio.create_task(CaBundleUpdater(server.api, "surefoot.team", lambda: "PEM").run())

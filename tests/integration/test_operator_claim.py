@@ -10,9 +10,9 @@ from prometheus_client import REGISTRY
 from support.fakes.fake_agent import until
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.cluster_operator import ClusterOperator
-from surefoot_operator.controller.cluster_settings import cluster_settings
+from surefoot_operator.controller.cluster_settings import read_cluster_settings
 from surefoot_operator.controller.leader import cluster_claim
-from surefoot_operator.controller.leader.cluster_claim import CLAIMS, ClusterClaim
+from surefoot_operator.controller.leader.cluster_claim import CLAIMS_LEASE, ClusterClaim
 from surefoot_operator.controller.leader.leader_election import LeaseLost
 from surefoot_operator.errors import NotLeader
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
@@ -24,7 +24,7 @@ SECONDS = 60.0
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_claim, "EXPIRY_SECONDS", 1.0)
     monkeypatch.setattr(cluster_claim, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(cluster_claim, "MAY_ACT_SECONDS", 0.7)
+    monkeypatch.setattr(cluster_claim, "MAX_READ_GAP_SECONDS", 0.7)
 
 
 class Installation:
@@ -41,12 +41,12 @@ class Installation:
 
     async def _run(self) -> None:
         await self.claim.acquire()
-        await self.claim.hold()
+        await self.claim.renew_until_lost()
 
     @property
     def operates(self) -> bool:
         try:
-            self.claim.may_operate()
+            self.claim.require_claim()
         except NotLeader:
             return False
         return True
@@ -147,7 +147,7 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
         server = FakeApi()
         first = Installation(server, "one/surefoot-operator").start()
         await first.until(operates=True)
-        stored = server.objects[CLAIMS.path]
+        stored = server.objects[CLAIMS_LEASE.path]
 
         def forbidden(verb: str, path: str) -> None:
             raise ApiError(f"{verb} {path}", 403, "Forbidden", "leases is forbidden")
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
                 **stored,
                 "metadata": {**stored["metadata"], "annotations": {"surefoot.dev/installations": "[]"}},
             }
-            server.keep(CLAIMS.path, rubbish)
+            server.keep(CLAIMS_LEASE.path, rubbish)
         else:
             server.before = silent if refusal == "silence" else forbidden
         second = Installation(server, "two/surefoot-operator").start()
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
             "standing by: cannot read or write the claim on the cluster's jobs (lease kube-node-lease/surefoot-operators): "
         )
         server.before = lambda verb, path: None
-        server.keep(CLAIMS.path, stored)
+        server.keep(CLAIMS_LEASE.path, stored)
         await second.says("standing by: one/surefoot-operator operates this cluster")
         assert first.operates
         await asyncio.gather(first.stop(), second.stop())
@@ -187,7 +187,7 @@ def test_one_that_was_frozen_finds_another_in_its_place_and_ends() -> None:
         await first.until(operates=False)
         with pytest.raises(LeaseLost, match="two/surefoot-operator operates this cluster now"):
             async with asyncio.timeout(SECONDS):
-                await first.claim.hold()
+                await first.claim.renew_until_lost()
         assert not first.operates
         await second.stop()
 
@@ -199,10 +199,10 @@ def test_a_claim_that_somebody_deleted_is_made_again_by_whoever_had_it() -> None
         server = FakeApi()
         first = Installation(server, "one/surefoot-operator").start()
         await first.until(operates=True)
-        del server.objects[CLAIMS.path]
+        del server.objects[CLAIMS_LEASE.path]
         await rounds(server, 20)
         assert first.operates
-        assert "one/surefoot-operator" in str(server.objects[CLAIMS.path])
+        assert "one/surefoot-operator" in str(server.objects[CLAIMS_LEASE.path])
         await first.stop()
 
     asyncio.run(case())
@@ -213,9 +213,9 @@ def test_an_operator_that_stands_by_tells_probes_metrics_and_its_pod() -> None:
 
     async def case() -> None:
         server = FakeApi()
-        found = cluster_settings({"SUREFOOT_POD_NAME": "op-7"}, [], "other")
+        found = read_cluster_settings({"SUREFOOT_POD_NAME": "op-7"}, [], "other")
         operator = ClusterOperator(server.api, found)
-        operator._stands_by(sentence)
+        operator._report_standby(sentence)
         events = "/api/v1/namespaces/other/events/"
         await until(lambda: any(path.startswith(events) for path in server.objects), "the event")
         ((_, event),) = [(path, body) for path, body in server.objects.items() if path.startswith(events)]
@@ -223,7 +223,7 @@ def test_an_operator_that_stands_by_tells_probes_metrics_and_its_pod() -> None:
         assert (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == ("Pod", "op-7")
         assert operator._readiness_failures() == [sentence]
         assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 1
-        operator._stands_by("")
+        operator._report_standby("")
         assert operator._readiness_failures() == []
         assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 0
 

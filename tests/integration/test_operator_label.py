@@ -9,20 +9,22 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader import leader_election
-from surefoot_operator.controller.leader.leader_election import LEADER, LeaderLabel
+from surefoot_operator.controller.leader.leader_election import LEADER_LABEL, LeaderLabel
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 PODS = "/api/v1/namespaces/system/pods"
 
 
 def pod(server: FakeApi, name: str, leads: bool = False) -> None:
-    labels: dict[str, Any] = {"surefoot.dev/part": "operator", **({LEADER: "true"} if leads else {})}
+    labels: dict[str, Any] = {"surefoot.dev/part": "operator", **({LEADER_LABEL: "true"} if leads else {})}
     server.keep(f"{PODS}/{name}", {"metadata": {"name": name, "labels": labels}})
 
 
 def leaders(server: FakeApi) -> set[str]:
     return {
-        body["metadata"]["name"] for body in server.objects.values() if body["metadata"]["labels"].get(LEADER) == "true"
+        body["metadata"]["name"]
+        for body in server.objects.values()
+        if body["metadata"]["labels"].get(LEADER_LABEL) == "true"
     }
 
 
@@ -36,11 +38,11 @@ def server() -> FakeApi:
 
 
 async def test_a_new_leader_takes_the_label_off_the_old_one_after_it_has_its_own(server: FakeApi) -> None:
-    await LeaderLabel(server.api, "system", "b").once()
+    await LeaderLabel(server.api, "system", "b").update_labels()
     assert leaders(server) == {"b"}
     assert [path for verb, path in server.asked if verb == "PATCH"] == [f"{PODS}/b", f"{PODS}/a"]
     server.asked.clear()
-    await LeaderLabel(server.api, "system", "b").once()
+    await LeaderLabel(server.api, "system", "b").update_labels()
     assert [verb for verb, _ in server.asked] == ["GET"]
 
 
@@ -50,12 +52,12 @@ async def test_a_pod_that_ends_meanwhile_is_no_obstacle(server: FakeApi) -> None
             raise ApiError(f"{verb} {path}", 404, "NotFound", "gone")
 
     server.before = gone
-    await LeaderLabel(server.api, "system", "b").once()
+    await LeaderLabel(server.api, "system", "b").update_labels()
     assert "b" in leaders(server)
 
 
 async def test_what_fails_is_tried_again(server: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(leader_election, "LABEL_RETRY_SECONDS", 0.01)
     left = iter([True, True])
 
     def twice(verb: str, path: str) -> None:
@@ -80,5 +82,5 @@ async def test_who_leaves_in_peace_takes_its_own_off(server: FakeApi) -> None:
 
 
 async def test_on_a_desk_there_is_no_pod_to_mark(server: FakeApi) -> None:
-    await LeaderLabel(server.api, "system", "on-a-desk").once()
+    await LeaderLabel(server.api, "system", "on-a-desk").update_labels()
     assert leaders(server) == set()

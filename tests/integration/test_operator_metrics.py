@@ -37,7 +37,7 @@ async def address() -> AsyncIterator[str]:
         figures.update_gauges(of_job, snapshot.status, None)
     yield f"http://127.0.0.1:{probes.metrics_port}/metrics"
     for figures in shown:
-        figures.forget()
+        figures.stop_export()
     await probes.close()
 
 
@@ -69,14 +69,14 @@ async def test_the_event_loop_goes_on_while_a_text_is_rendered(address: str, mon
 
 
 async def test_a_loop_that_does_not_run_is_unwell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes_module, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(probes_module, "MAX_EVALUATION_AGE_SECONDS", 0.5)
     probes = HealthEndpoints(0, 0, lambda: (), lambda: ())
     await probes.start()
     deadline, status, said = time.monotonic() + SECONDS, 200, ""
     while status == 200 and time.monotonic() < deadline:
         status, said = _asked(probes.port, "/healthz")  # by the loop itself, which runs nothing else meanwhile
     assert (status, "the event loop has been blocked for" in said) == (503, True)
-    await asyncio.sleep(2 * probes_module.TICK_SECONDS)
+    await asyncio.sleep(2 * probes_module.EVALUATION_INTERVAL_SECONDS)
     status = await asyncio.to_thread(_status, probes.port, "/healthz")
     await probes.close()
     assert status == 200, "it runs again"

@@ -22,7 +22,7 @@ import yaml
 from support.machine_speed import scaled
 from surefoot_operator.controller import __main__ as controller
 from surefoot_operator.controller.__main__ import OperatorProcess
-from surefoot_operator.controller.cluster_settings import cluster_settings
+from surefoot_operator.controller.cluster_settings import read_cluster_settings
 from surefoot_operator.errors import PlatformError
 
 SECONDS = scaled(30.0)
@@ -137,7 +137,7 @@ def operated(kmock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ope
     monkeypatch.setattr(Operated, "fault", None)
     config = kubeconfig(tmp_path, kmock.url.port)
     config.write_text(config.read_text().replace("https:", "http:"))
-    settings = cluster_settings({}, ["--kubeconfig", str(config), "--namespace", "system"], "system", "0")
+    settings = read_cluster_settings({}, ["--kubeconfig", str(config), "--namespace", "system"], "system", "0")
     return OperatorProcess(settings)
 
 

@@ -14,7 +14,7 @@ from surefoot_operator.controller import cluster_operator
 from surefoot_operator.controller.cluster_operator import ClusterOperator
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.rejected_calls import RefusedCalls
+from surefoot_operator.rejected_calls import RejectedCalls
 
 GROUP = "surefoot.dev"
 NODES = Refusal(
@@ -35,7 +35,7 @@ class Stand:
         self.server, self.operator = server, operator
 
     async def read(self, path: str) -> tuple[int, str]:
-        probes = self.operator._probes
+        probes = self.operator._health_endpoints
         port = probes.metrics_port if path == "/metrics" else probes.port
         url = f"http://127.0.0.1:{port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
@@ -86,7 +86,7 @@ def refusing(refusal: Refusal, *wanted: tuple[str, str, str]) -> Callable[[Targe
 
 @pytest.fixture
 async def server_and_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[MemoryApi, Any]]:
-    monkeypatch.setattr(cluster_operator, "SHOW_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_operator, "REJECTED_CALLS_INTERVAL_SECONDS", 0.05)
     async with served() as (server, client):
         server.put("", "nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": {}})
         container = {"name": "trainer", "image": "x", "command": ["python", "t.py"]}
@@ -112,7 +112,7 @@ async def begin(server_and_client: tuple[MemoryApi, Any]) -> AsyncIterator[Calla
             probe_port=0,
             node_reports=False,
         )
-        operator = ClusterOperator(Api(client, rejected_calls=RefusedCalls(0.3)), settings)
+        operator = ClusterOperator(Api(client, rejected_calls=RejectedCalls(0.3)), settings)
         running.append(asyncio.create_task(operator.run(ended)))
         return Stand(server, operator)
 
@@ -138,7 +138,9 @@ async def test_a_view_that_is_forbidden_from_the_start_is_said_everywhere_and_re
     await stand.reads("/readyz", 503, NODES.message)
     await stand.reads("/metrics", 200, METRIC.format("forbidden", "nodes", "watch"))
     assert await stand.read("/healthz") == (200, "ok\n")
-    assert stand.operator._cache.silences()["nodes"] < 10  # it is answered, and no restart would change the answer
+    assert (
+        stand.operator._cache.seconds_since_answer()["nodes"] < 10
+    )  # it is answered, and no restart would change the answer
     server.refuse = lambda target: None
     await stand.until(lambda: stand.accepted().get("status") == "True", "the condition turns")
     await stand.reads("/readyz", 200, "ok")

@@ -186,7 +186,7 @@ async def test_what_cannot_be_found_out_is_asked_again_later(code: int) -> None:
 
 
 async def test_reviews_are_bounded_in_rate_and_in_number_at_once() -> None:
-    stand = Stand(ReviewSettings(rate=1.0, burst=3.0, at_once=2))
+    stand = Stand(ReviewSettings(reviews_per_second=1.0, burst_reviews=3.0, max_concurrent=2))
     stand.server.reachable.clear()
     calls = [asyncio.create_task(stand.refused(replace(GOOD, token=token(salt=str(n))))) for n in range(5)]
     await asyncio.sleep(0.05)  # nothing announces that no third call comes
@@ -200,7 +200,7 @@ async def test_reviews_are_bounded_in_rate_and_in_number_at_once() -> None:
 
 
 async def test_a_herd_is_asked_to_come_again_one_after_another_and_who_is_known_is_let_in_at_once() -> None:
-    stand = Stand(ReviewSettings(rate=10.0, burst=3.0))
+    stand = Stand(ReviewSettings(reviews_per_second=10.0, burst_reviews=3.0))
     known = [replace(GOOD, token=token(salt=str(n))) for n in range(3)]
     for one in known:
         assert await stand.refused(one) is None
@@ -215,7 +215,7 @@ async def test_a_herd_is_asked_to_come_again_one_after_another_and_who_is_known_
 
 
 async def test_what_is_remembered_is_bounded() -> None:
-    stand = Stand(ReviewSettings(remembered=2))
+    stand = Stand(ReviewSettings(max_cached=2))
     for salt in ("a", "b", "c", "a"):
         assert await stand.refused(replace(GOOD, token=token(salt=salt))) is None
     assert len(stand.bodies) == 4

@@ -72,10 +72,10 @@ class Stand:
         self.cache.jobs._on_event(old, None)
 
     def names(self) -> list[str]:
-        return sorted(f"{key.name} {key.uid}" for key in self.runners.running)
+        return sorted(f"{key.name} {key.uid}" for key in self.runners.running_jobs)
 
     async def ended(self) -> None:
-        await self.runners._ending.join()
+        await self.runners._stop_tasks.join()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_nobody_is_looked_after_before_this_operator_leads(stand: Stand) -> None:
     stand.put("a")
-    stand.runners.wake()
+    stand.runners.sync_runners()
     assert stand.names() == []
     stand.runners.start()
     assert stand.names() == ["a uid-a"]
@@ -173,7 +173,7 @@ async def test_one_job_that_cannot_be_begun_keeps_no_other_from_it(
     stand.runners.start()
     assert stand.names() == ["b uid-b"]
     bad.clear()
-    stand.runners.wake()
+    stand.runners.sync_runners()
     assert stand.names() == ["a uid-a", "b uid-b"]
 
 

@@ -17,10 +17,10 @@ from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, CoordinatorTls
 from surefoot_operator.controller.credentials.secrets import (
     SecretRef,
-    admin_password,
+    load_admin_password,
     load_or_create_secret,
-    replaced_secret,
-    root_key,
+    load_root_key,
+    replace_secret,
 )
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import PlatformError
@@ -65,9 +65,9 @@ async def test_a_change_in_between_is_not_lost(server: FakeApi) -> None:
             stored(server, WHERE, {"a": b"2"})
 
     server.before = meddle
-    changed = await replaced_secret(server.api, WHERE, lambda old: {**old, "b": b"new"})
+    changed = await replace_secret(server.api, WHERE, lambda old: {**old, "b": b"new"})
     assert changed == {"a": b"2", "b": b"new"}
-    assert await replaced_secret(server.api, WHERE, lambda old: None) == changed
+    assert await replace_secret(server.api, WHERE, lambda old: None) == changed
 
 
 async def test_problems_are_sentences(server: FakeApi) -> None:
@@ -88,20 +88,20 @@ async def test_problems_are_sentences(server: FakeApi) -> None:
     server.before = lambda verb, path: None
     stored(server, WHERE, {"root": b"short"})
     with pytest.raises(PlatformError, match="needs 32 bytes"):
-        await root_key(server.api, WHERE)
+        await load_root_key(server.api, WHERE)
     with pytest.raises(PlatformError, match="has no `password`"):
-        await admin_password(server.api, WHERE)
+        await load_admin_password(server.api, WHERE)
     stored(server, WHERE, {"password": b"\xff"})
     with pytest.raises(PlatformError, match="not ASCII"):
-        await admin_password(server.api, WHERE)
+        await load_admin_password(server.api, WHERE)
 
 
 async def test_root_and_password_are_made_once_and_are_not_guessable(server: FakeApi) -> None:
-    root = await root_key(server.api, SecretRef("system", "keys"))
-    assert root == await root_key(server.api, SecretRef("system", "keys"))
+    root = await load_root_key(server.api, SecretRef("system", "keys"))
+    assert root == await load_root_key(server.api, SecretRef("system", "keys"))
     assert len(root) == 32
-    password = await admin_password(server.api, SecretRef("system", "admin"))
-    assert password == await admin_password(server.api, SecretRef("system", "admin"))
+    password = await load_admin_password(server.api, SecretRef("system", "admin"))
+    assert password == await load_admin_password(server.api, SecretRef("system", "admin"))
     assert len(password) == 64
     assert password.isalnum()
 

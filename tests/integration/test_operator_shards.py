@@ -12,7 +12,7 @@ from support.machine_speed import scaled
 from surefoot_operator.controller.leader import shard_election
 from surefoot_operator.controller.leader.election_rules import LeaseTimings, lease_name
 from surefoot_operator.controller.leader.leader_election import LeaseRef
-from surefoot_operator.controller.leader.shard_election import SHARDS, ShardElection
+from surefoot_operator.controller.leader.shard_election import SHARD_COUNT_ANNOTATION, ShardElection
 from surefoot_operator.errors import NotLeader
 
 WHERE = LeaseRef("surefoot-system", "surefoot-operator")
@@ -47,7 +47,7 @@ class Terms:
         self.name, self.led = name, led
         self.mine: dict[int, tuple[int, int]] = {}
 
-    def started_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
+    def start_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
         key = (shard, shards)
         before = self.led.terms.get(key)
         if before is not None and before[0] != self.name:
@@ -62,7 +62,7 @@ class Terms:
         if len(self.led.may_act()) > 1:
             self.led.doubled.append(key)
 
-    async def stopped_leading(self, shard: int, in_peace: bool) -> None:
+    async def stop_leading(self, shard: int, in_peace: bool) -> None:
         await asyncio.sleep(0)
         key = self.mine.pop(shard, None)
         if key is not None and self.led.terms.get(key, ("",))[0] == self.name:
@@ -100,8 +100,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
-    monkeypatch.setattr(shard_election, "ASK_SECONDS", 0.3)
-    monkeypatch.setattr(shard_election, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(shard_election, "REQUEST_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr(shard_election, "SHARD_COUNT_POLL_SECONDS", 0.02)
     return FakeApi()
 
 
@@ -158,9 +158,11 @@ async def test_another_number_of_shards_is_in_force_for_all_or_for_none(
     newer = [Replica(server, led, name, new) for name in ("c", "d")]
     for one in former:
         await one.leave()
-    await until(lambda: sum(one.count for one in newer) == new and all(one.election.shards == new for one in newer))
+    await until(
+        lambda: sum(one.count for one in newer) == new and all(one.election.shard_count == new for one in newer)
+    )
     noted = server.objects[WHERE.path]["metadata"]["annotations"]
-    assert noted.get(SHARDS, "1") == str(new)
+    assert noted.get(SHARD_COUNT_ANNOTATION, "1") == str(new)
     assert not led.doubled
     assert led.may_act() == {new}
     for one in newer:
@@ -176,7 +178,7 @@ async def test_a_number_whose_writing_was_not_answered_is_read_again(server: Fak
 
     async def unheard(path: str, body: dict[str, object]) -> dict[str, object]:
         kept = await stored(path, body)
-        if SHARDS in kept["metadata"]["annotations"] and not cut:
+        if SHARD_COUNT_ANNOTATION in kept["metadata"]["annotations"] and not cut:
             cut.append(path)
             silent("PUT", path)
         return kept

@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from surefoot.agent.staging_memory import read_headroom
-from surefoot.agent.trainers.exit_cause import RankExit, injected_kill, limit_of, oom_between, oom_counts
+from surefoot.agent.trainers.exit_cause import (
+    RankExit,
+    consume_injected_kill,
+    exceeded_limit_of,
+    find_oom_kill,
+    read_oom_counts,
+)
 from surefoot.linux_process import identity_of
 from surefoot_operator.platforms.local.local_nodes import OomInjector
 
@@ -55,16 +61,16 @@ def test_a_real_kill_is_told_with_whose_limit_it_was(groups: tuple[Path, Path], 
         (container / "memory.limit_in_bytes").write_text(str(1 << 30))
     (tmp_path / "fs/cgroup").mkdir(parents=True)
     (tmp_path / "fs/cgroup/memory").symlink_to(container)
-    before = oom_counts(tmp_path)
+    before = read_oom_counts(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", ALLOCATES], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     (container / "cgroup.procs").write_text(str(child.pid))
     child.communicate(b"go\n", timeout=60)
     left = read_headroom(tmp_path / "fs/cgroup")
-    kill = oom_between(before, oom_counts(tmp_path), left)
+    kill = find_oom_kill(before, read_oom_counts(tmp_path), left)
     assert kill is not None, "the kernel's counters say nothing of it"
     assert child.returncode == -signal.SIGKILL
     expected = "limit" if limited == "container" else "node"
-    assert kill.limit == limit_of(RankExit(0, child.returncode, None), kill) == expected
+    assert kill.limit == exceeded_limit_of(RankExit(0, child.returncode, None), kill) == expected
     assert ("raise resources.limits.memory" in kill.text) == (limited == "container")
 
 
@@ -88,7 +94,7 @@ def test_a_process_is_ended_by_the_kernel_in_a_group_of_its_own(groups: tuple[Pa
     kills.start_kill(life, word)
     group = Path(json.loads(word.read_text())["group"])
     assert child.wait(20) == -signal.SIGKILL
-    kill = injected_kill(word)
+    kill = consume_injected_kill(word)
     assert kill is not None, "the kernel did not count it"
     assert "SIGKILL stands in" not in kill.text
     deadline = time.monotonic() + 10

@@ -24,12 +24,12 @@ from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord
 )
 def test_a_start_that_fails_is_that_workers_alone(tmp_path: Path, given: dict[str, object], why: str) -> None:
     folder = RunFolder(tmp_path / "run")
-    for path in (folder.workers, folder.logs, folder.nodes):
+    for path in (folder.workers_folder, folder.logs_folder, folder.nodes_folder):
         path.mkdir(parents=True)
     fields = {"command": ("python", "train.py"), "environment": {}, **given}
     record = WorkerRecord("j-0-1", "u", 0, 1, 0.0, **fields)  # type: ignore[arg-type]  # what no parser lets through
     Node(folder, "node-0", None)._start(record)
-    body = read_json(folder.worker_state("j-0-1"))
+    body = read_json(folder.worker_state_file("j-0-1"))
     assert body is not None
     state = WorkerState(**body)
     assert (state.phase, state.exit_code, state.start_blocker) == ("Failed", None, True)

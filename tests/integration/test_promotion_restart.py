@@ -28,7 +28,7 @@ from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ObjectStoreTier, open_persistent
-from surefoot.tiers.tier import chunk_from, stream_from, table_from
+from surefoot.tiers.tier import read_digest_table, read_stream, read_verified_chunk
 
 DIES_AT = 6
 """With four under way at once, at least two parts are there by then."""
@@ -114,21 +114,21 @@ READS = {"GetObject", "HeadObject", "ListObjectsV2"}
 
 
 def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> None:
-    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)
-    assert parts > DIES_AT + ObjectStoreTier.at_once
+    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.chunks_per_part)
+    assert parts > DIES_AT + ObjectStoreTier.max_concurrent_parts
     assert job.promote(DIES_AT).returncode == -signal.SIGKILL
     tier = job.tier()
     kept = tier.list_parts(SAVE)
-    assert DIES_AT - ObjectStoreTier.at_once <= len(kept) < parts
+    assert DIES_AT - ObjectStoreTier.max_concurrent_parts <= len(kept) < parts
     assert tier.manifests() == ()
-    assert tier.newest() == ()
+    assert tier.read_newest_manifests() == ()
     told = job.finished()
     assert told["requests"]["PutObject"] == parts - len(kept) + len(OTHERS)
-    (manifest,) = tier.newest()
-    stream, table = stream_from(tier, manifest), table_from(tier, manifest)
+    (manifest,) = tier.read_newest_manifests()
+    stream, table = read_stream(tier, manifest), read_digest_table(tier, manifest)
     assert stream.digest == job.stream.digest
     for index in range(manifest.chunks):
-        chunk_from(tier, manifest, stream, table, index)  # raises unless every block is what was saved
+        read_verified_chunk(tier, manifest, stream, table, index)  # raises unless every block is what was saved
     tier.close()
     requests = job.finished()["requests"]
     assert requests["GetObject"] > 0, "it read the manifest that is there"
@@ -141,10 +141,10 @@ def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> N
     kept = tier.list_parts(SAVE)
     path, size = tier._names.part(SAVE, min(kept)), kept[min(kept)]
     tier._store.put(path, bytes(size))
-    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)
+    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.chunks_per_part)
     assert job.finished()["requests"]["PutObject"] == parts - len(kept) + REPLACED_BY + len(OTHERS)
-    (manifest,) = tier.newest()
-    stream, table = stream_from(tier, manifest), table_from(tier, manifest)
-    for index in range(ObjectStoreTier.together):
-        chunk_from(tier, manifest, stream, table, index)
+    (manifest,) = tier.read_newest_manifests()
+    stream, table = read_stream(tier, manifest), read_digest_table(tier, manifest)
+    for index in range(ObjectStoreTier.chunks_per_part):
+        read_verified_chunk(tier, manifest, stream, table, index)
     tier.close()

@@ -15,12 +15,12 @@ from prometheus_client import generate_latest
 from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.controller.credentials.derived_secrets import secrets_in
+from surefoot_operator.controller.credentials.derived_secrets import load_or_create_secrets
 from surefoot_operator.controller.local_operator import LocalOperator
-from surefoot_operator.coordinator.sessions import observed_sessions
+from surefoot_operator.coordinator.sessions import list_observed_sessions
 from surefoot_operator.errors import PlatformError, StatusConflict
 from surefoot_operator.platforms.interface import PlatformSnapshot
-from surefoot_operator.platforms.local.platform import ProcessesPlatform
+from surefoot_operator.platforms.local.platform import LocalPlatform
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.reconcile.job_metrics import job_collector
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
@@ -31,9 +31,10 @@ Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]
 def operator_of(town: Town, fabric: Any = None, port: int = 0) -> LocalOperator:
     root = town.folder.root
     settings = OperatorSettings(
-        coordinator=CoordinatorSettings(port=port), memory=MemorySettings(probe_seconds=0.1, read_seconds=0.2)
+        coordinator=CoordinatorSettings(port=port),
+        memory=MemorySettings(probe_interval_seconds=0.1, read_interval_seconds=0.2),
     )
-    return LocalOperator(fabric or ProcessesPlatform(root), secrets_in(root), settings)
+    return LocalOperator(fabric or LocalPlatform(root), load_or_create_secrets(root), settings)
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def living(tmp_path: Path) -> AsyncIterator[Living]:
     async def begin(
         nodes: int = 3,
         last_step: int | None = None,
-        fabric: type[ProcessesPlatform] = ProcessesPlatform,
+        fabric: type[LocalPlatform] = LocalPlatform,
         **job: Any,
     ) -> tuple[Town, LocalOperator]:
         town = Town(tmp_path / "run", document(**job), last_step)
@@ -192,11 +193,13 @@ def again_seen(operator: LocalOperator) -> list[int]:
     """The steps that this operator knows of."""
     assert operator.reconciler is not None
     return [
-        s.progress.step for s in observed_sessions(operator.reconciler._dependencies.channel.sessions) if s.connected
+        s.progress.step
+        for s in list_observed_sessions(operator.reconciler._dependencies.channel.sessions)
+        if s.connected
     ]
 
 
-class Stale(ProcessesPlatform):
+class Stale(LocalPlatform):
     """A fabric that still shows a leader what stood there when it was cut off."""
 
     shown: PlatformSnapshot | None = None
@@ -214,7 +217,7 @@ async def test_a_leader_that_was_overtaken_changes_nothing(living: Living) -> No
     await until(lambda: committed(town, 2), "two workers are the world")
     world = town.status.membership
     assert world is not None
-    now = await ProcessesPlatform(town.folder.root).observe()
+    now = await LocalPlatform(town.folder.root).observe()
     fabric.shown = replace(now, status=JobStatus(), workers=())
     await stale.start()
     try:
@@ -223,13 +226,13 @@ async def test_a_leader_that_was_overtaken_changes_nothing(living: Living) -> No
             await stale.reconciler.reconcile()
         await until(lambda: stepping(town, 10), "training goes on")
         assert town.status.membership == world
-        assert len(list(town.folder.workers.glob("*.json"))) == 2
+        assert len(list(town.folder.workers_folder.glob("*.json"))) == 2
     finally:
         await stale.stop()
         await asyncio.sleep(0)
 
 
-class Failing(ProcessesPlatform):
+class Failing(LocalPlatform):
     """A fabric that cannot be looked at for a while."""
 
     failures = 5
@@ -254,7 +257,7 @@ def series() -> list[str]:
     return [line for line in generate_latest(job_collector).decode().splitlines() if 'job="t"' in line]
 
 
-class Unheard(ProcessesPlatform):
+class Unheard(LocalPlatform):
     """A fabric that takes events only once a test lets it."""
 
     def __init__(self, root: Path) -> None:
@@ -262,7 +265,7 @@ class Unheard(ProcessesPlatform):
         self.asked, self.let = asyncio.Event(), asyncio.Event()
         self.over = False
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record_events(self, events: Sequence[Event]) -> None:
         self.asked.set()
         try:
             await self.let.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
-from surefoot_operator.platforms.local.node_process import free_port
+from surefoot_operator.platforms.local.node_process import find_free_port
 
 
 @contextmanager
@@ -40,7 +40,7 @@ async def ends(process: subprocess.Popen[bytes]) -> int:
 
 
 async def test_an_operator_that_is_killed_and_started_again_disturbs_nobody(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     async with Town(tmp_path / "run", document(replicas=2)) as town:
         town.start("node-0")
         town.start("node-1")
@@ -63,7 +63,7 @@ async def test_an_operator_that_is_killed_and_started_again_disturbs_nobody(tmp_
 
 
 async def test_a_node_that_died_while_no_operator_was_there_is_noticed_by_the_next(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     async with Town(tmp_path / "run", document(replicas=2)) as town:
         town.start("node-0")
         town.start("node-1")
@@ -82,7 +82,7 @@ async def test_a_node_that_died_while_no_operator_was_there_is_noticed_by_the_ne
 async def test_no_secret_stands_on_a_command_line_or_in_the_log(tmp_path: Path) -> None:
     async with Town(tmp_path / "run", document(replicas=1, least=None)) as town:
         town.start("node-0")
-        with operator(town, free_port()) as process:
+        with operator(town, find_free_port()) as process:
             await until(lambda: least_step(town) > 5, "it trains")
             path = town.folder.root / "operator.json"
             assert path.stat().st_mode & 0o077 == 0

@@ -10,16 +10,16 @@ import pytest
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
-from surefoot_operator.controller.credentials.derived_secrets import secrets_in
+from surefoot_operator.controller.credentials.derived_secrets import load_or_create_secrets
 from surefoot_operator.controller.local_operator import LocalOperator
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.local.platform import ProcessesPlatform
+from surefoot_operator.platforms.local.platform import LocalPlatform
 from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.settings import MemorySettings, OperatorSettings
 
 
-class UnkindFabric(ProcessesPlatform):
+class UnkindFabric(LocalPlatform):
     """Makes workers until it is told how not to."""
 
     unkind = ""
@@ -52,8 +52,8 @@ async def living(tmp_path: Path) -> AsyncIterator[Living]:
         for number in range(3):
             town.start(f"node-{number}")
         fabric = UnkindFabric(town.folder.root)
-        settings = OperatorSettings(memory=MemorySettings(probe_seconds=0.1, read_seconds=0.2))
-        operator = LocalOperator(fabric, secrets_in(town.folder.root), settings)
+        settings = OperatorSettings(memory=MemorySettings(probe_interval_seconds=0.1, read_interval_seconds=0.2))
+        operator = LocalOperator(fabric, load_or_create_secrets(town.folder.root), settings)
         operators.append(operator)
         await operator.start()
         return town, fabric, operator

@@ -60,7 +60,7 @@ class Agent:
     def spoil(self) -> None:
         """Somebody began to write into the slot of local rank 0 and died."""
         seat = self.staging._arenas[0]
-        slot = next(iter(seat.fenced))
+        slot = next(iter(seat.last_staged))
         seat.file.memory[slot * seat.file.slot_bytes + 70_000] ^= 1
 
     def _do(self, work: object) -> None:
@@ -163,7 +163,7 @@ def test_an_agent_that_lost_the_memory_sends_its_trainer_to_the_holders(
 ) -> None:
     with trainer(1, monkeypatch) as (_, model):
         saved = weights(model)
-    agent.staging._arenas[0].fenced.clear()
+    agent.staging._arenas[0].last_staged.clear()
     with trainer(2, monkeypatch) as (_, model):
         assert all(torch.equal(a, b) for a, b in zip(saved, weights(model), strict=True))
     assert agent.restored[1].source == "memory"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import busy_threads
-from surefoot.agent.trainers.hang_diagnosis import main_thread, summarize_stacks
+from surefoot.agent.trainers.hang_diagnosis import parse_main_thread, summarize_stacks
 from surefoot.ipc import stacks
 from surefoot.ipc.stacks import CapturedStack
 from surefoot.linux_process import state_of
@@ -70,8 +70,8 @@ def test_a_rank_says_where_it_stands(body: str, tmp_path: Path) -> None:
         first, second = taken(pid, path), taken(pid, path)
         assert os.waitpid(pid, os.WNOHANG) == (0, 0), "asking does not end it"
     for one in (first, second):
-        assert one.why == ""
-        assert main_thread(one.text)[-1].function == "<module>"
+        assert one.reason == ""
+        assert parse_main_thread(one.text)[-1].function == "<module>"
         assert len(one.text) <= stacks.MAX_STACK_BYTES
 
 
@@ -81,7 +81,7 @@ def test_asking_a_rank_whose_threads_run_does_not_end_it(tmp_path: Path) -> None
         for look in range(LOOKS):
             one = taken(pid, path)
             assert os.waitpid(pid, os.WNOHANG) == (0, 0), f"look {look} ended it"
-            assert main_thread(one.text)[-1].function == "<module>", one
+            assert parse_main_thread(one.text)[-1].function == "<module>", one
 
 
 def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     with program("print('ready', flush=True); time.sleep(1000)", tmp_path / "s", "import time\n") as pid:
-        assert taken(pid, tmp_path / "s").why.startswith("its process writes no stacks")
+        assert taken(pid, tmp_path / "s").reason.startswith("its process writes no stacks")
         assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the signal would have ended it"
 
 
 def test_a_process_that_takes_no_signal_costs_no_more_than_the_limit(tmp_path: Path) -> None:
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nready()\ntime.sleep(1000)\n"
     with program(blocked, tmp_path / "stacks") as pid:
-        assert "no stack within" in taken(pid, tmp_path / "stacks").why
+        assert "no stack within" in taken(pid, tmp_path / "stacks").reason

@@ -253,7 +253,7 @@ def test_a_program_that_settles_first_loses_nothing(gate: CopyGate, form: Form) 
         gate.arm(10**9)
         training.gate.go_on(training.stager)
         training.checkpointer.wait_for_staging()
-        assert not training.stager.busy
+        assert not training.stager.is_busy
         with form(model, averaged):
             yield
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.agent.trainers.supervisor import activity_of
+from surefoot.agent.trainers.supervisor import measure_activity
 from surefoot.linux_process import cpu_seconds
 
 SPINS = "while True:\n    pass\n"
@@ -27,8 +27,8 @@ def spinning() -> Iterator[int]:
 
 @pytest.mark.parametrize(("waits", "counted"), [(False, True), (True, False)], ids=["computes", "waits for others"])
 def test_what_a_rank_computes_counts_unless_it_waits_for_others(spinning: int, waits: bool, counted: bool) -> None:
-    before, begun = activity_of([(spinning, waits)]), cpu_seconds(spinning)
+    before, begun = measure_activity([(spinning, waits)]), cpu_seconds(spinning)
     while cpu_seconds(spinning) < begun + COMPUTED_SECONDS:
         pass
-    seconds = activity_of([(spinning, waits)]).cpu_seconds - before.cpu_seconds
+    seconds = measure_activity([(spinning, waits)]).cpu_seconds - before.cpu_seconds
     assert (seconds >= COMPUTED_SECONDS) is counted

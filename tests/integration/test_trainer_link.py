@@ -41,7 +41,7 @@ def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: py
     link._reader.start()
     memory = os.memfd_create("surefoot-late")
     try:
-        assert link.reusable_saves(Checkpoint(1, 5)) == {}
+        assert link.find_reusable_saves(Checkpoint(1, 5)) == {}
         answer = add_frame(line.encode(line.StagedSaves(4096, ((0, 0, 16, "layout"),))))
         socket.send_fds(theirs, [answer[:1]], [memory])
         theirs.sendall(answer[1:] + add_frame(line.encode(IntervalExponent(1, 3))))
@@ -79,16 +79,16 @@ def test_a_save_is_not_written_over_the_one_before_it() -> None:
     os.ftruncate(memory, 2 * 4096)
     try:
         with answering(theirs, line.StagedSaves(4096, ((0, 0, 16, "layout"),)), memory):
-            assert [left.own for left in link.reusable_saves(Checkpoint(1, 5)).values()] == [True]
+            assert [left.is_own for left in link.find_reusable_saves(Checkpoint(1, 5)).values()] == [True]
         with answering(theirs, line.ArenaGranted(2, 4096, 0.0), memory):
             link.request_arena(4096)
         used = []
         for step in (10, 15, 20):
-            slot = link.free_slot(60)
+            slot = link.wait_for_free_slot(60)
             assert slot is not None
             link.hand_over_slot(line.Staged(slot, step, 16, 0, "layout", None))
             theirs.sendall(add_frame(line.encode(line.SlotFreed(slot, step, True))))
-            assert link.flush(60)
+            assert link.wait_for_flush(60)
             used.append(slot)
         assert used == [1, 0, 1], "slot 0 held what was restored"
     finally:
@@ -108,13 +108,13 @@ def resident_bytes(memory: memoryview) -> int:
 def test_a_restore_in_place_maps_in_the_slot_that_it_reads_and_the_first_save_the_rest() -> None:
     slot_bytes, saved = 1 << 20, (1 << 20) - 5000
     file = MemoryFile("parts", slot_bytes)
-    file.touch()
+    file.prefault()
     ours, theirs = socket.socketpair()
     link = AgentBackend(ours)
     link._reader.start()
     try:
         with answering(theirs, line.StagedSaves(slot_bytes, ((0, 1, saved, "layout"),)), file.fd):
-            left = link.reusable_saves(Checkpoint(1, 5))[0]
+            left = link.find_reusable_saves(Checkpoint(1, 5))[0]
         assert len(left.stream) == saved
         assert left.stream.readonly
         mapping = link._mapping

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support import gloo_world
-from surefoot.protocol.progress import RankActivity, subtract
-from surefoot_operator.policy.failure.stragglers import slow_ranks
+from surefoot.protocol.progress import RankActivity, subtract_activity
+from surefoot_operator.policy.failure.stragglers import find_slow_ranks
 
 SIZE = 4
 JUDGED = 4
@@ -53,12 +53,12 @@ def test_who_does_more_is_named_for_its_program(told: list[dict[str, Any]], case
 def judged(told: list[dict[str, Any]], case: str) -> list[tuple[int, bool]]:
     """Who is named, and whether for doing slowly what all do."""
     windows = zip(*(_windows(one[case]) for one in told), strict=True)
-    return [(one.rank, one.divergent_line is None) for one in slow_ranks(list(windows))]
+    return [(one.rank, one.divergent_line is None) for one in find_slow_ranks(list(windows))]
 
 
 def _windows(told: list[Any]) -> list[RankActivity]:
     """What passed between its moments."""
     totals = [RankActivity(*one[:5], tuple(map(tuple, one[5]))) for one in told]
-    found = [subtract(*pair) for pair in pairwise(totals)]
+    found = [subtract_activity(*pair) for pair in pairwise(totals)]
     assert None not in found
     return [one for one in found if one is not None][-JUDGED:]

@@ -42,11 +42,11 @@ def test_what_grew_is_said_once_and_gauges_are_not_added() -> None:
     trainer = Process()
     trainer.saves.labels("memory").inc(5)
     growth = MetricDeltas(trainer.families)
-    assert growth.take() == ()
+    assert growth.take_increases() == ()
     trainer.saves.labels("memory").inc(2)
     trainer.step.set(9)
-    assert growth.take() == (("saves_total", {"tier": "memory"}, 2.0),)
-    assert growth.take() == ()
+    assert growth.take_increases() == (("saves_total", {"tier": "memory"}, 2.0),)
+    assert growth.take_increases() == ()
 
 
 def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() -> None:
@@ -58,9 +58,9 @@ def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() ->
         growth = MetricDeltas(trainer.families)
         trainer.times.labels("stage").observe(seconds)
         trainer.saves.labels("staging").inc()
-        said = line.decode(line.encode(line.MetricsReport(growth.take())))
+        said = line.decode(line.encode(line.MetricsReport(growth.take_increases())))
         assert isinstance(said, line.MetricsReport)
-        sums.add(said.deltas)
+        sums.add_increases(said.deltas)
     found = samples(list(sums.with_agent_metrics(agent.families)))
     assert found["saves_total[('tier', 'memory')]"] == 1
     assert found["saves_total[('tier', 'staging')]"] == 3
@@ -75,7 +75,7 @@ def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
     agent, sums, trainer = Process(), MetricSums(), Process()
     growth = MetricDeltas(trainer.families)
     trainer.times.labels("stage").observe(0.5)
-    sums.add(growth.take())
+    sums.add_increases(growth.take_increases())
 
     class Shown(Collector):
         def collect(self) -> list[Metric]:
@@ -90,7 +90,7 @@ def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
 def test_a_trainer_that_names_ever_new_series_does_not_fill_the_agent() -> None:
     sums = MetricSums()
     for number in range(2 * MAX_SERIES):
-        sums.add((("saves_total", {"tier": str(number)}, 1.0),))
+        sums.add_increases((("saves_total", {"tier": str(number)}, 1.0),))
     (saves, *_) = sums.with_agent_metrics(Process().families)
     assert len(saves.samples) == MAX_SERIES
 
@@ -127,7 +127,7 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     assert not any(name.startswith(("surefoot_checkpoint", "surefoot_job_data")) for name in of_job())
     assert value("surefoot_job_phase", "('phase', 'Complete')") == 1
     assert value("surefoot_job_step") == 42
-    figures.forget()
+    figures.stop_export()
     assert of_job() == {}
 
 
@@ -142,7 +142,7 @@ def test_a_jobs_step_is_the_last_known_one_until_its_new_world_has_made_one() ->
         figures.update_gauges(replace(begun, sessions=(stepped, *unheard[1:])), begun.status, None)
         assert value("surefoot_job_step") == 41
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
@@ -164,7 +164,7 @@ def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
     figures.update_gauges(seen, over, None)
     assert value("surefoot_job_goodput_ratio") == 0.5
     assert not any(name.startswith("surefoot_job_time") for name in of_job())
-    figures.forget()
+    figures.stop_export()
 
 
 def test_a_job_that_rests_has_few_series_and_one_that_begins_has_all_that_it_counts() -> None:
@@ -178,7 +178,7 @@ def test_a_job_that_rests_has_few_series_and_one_that_begins_has_all_that_it_cou
         counted = [name for name in of_job() if name.startswith(("surefoot_restarts", "surefoot_recovery_duration"))]
         assert counted, "a rate sees the first restart only if the series was there before it"
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() -> None:
@@ -202,7 +202,7 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
         ] == []
         assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> None:
@@ -221,7 +221,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'cost')") == 0.25
         assert value("surefoot_checkpoint_memory_loss_probability") == 0.05
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_over() -> None:
@@ -235,7 +235,7 @@ def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_ov
             figures.count_changes(old, new, named)
         found = of_job()
     finally:
-        figures.forget()
+        figures.stop_export()
     counted = {name: value for name, value in found.items() if name.startswith("surefoot_incidents_total") and value}
     assert [("node-lost" in name, value) for name, value in counted.items()] == [(True, 1)]
     seconds = {name: value for name, value in found.items() if "duration_seconds_sum" in name and "first-step" in name}
@@ -253,7 +253,7 @@ def test_the_worst_stragglers_slowdown_is_shown_and_one_while_there_is_none() ->
             figures.update_gauges(seen, replace(seen.status, stragglers=stragglers), None)
             assert value("surefoot_straggler_slowdown_ratio") == worst
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_the_stragglers_slowdown_keeps_its_last_value_while_the_world_changes() -> None:
@@ -271,7 +271,7 @@ def test_the_stragglers_slowdown_keeps_its_last_value_while_the_world_changes() 
         figures.update_gauges(seen, replace(claimed, phase="Failed"), None)
         assert not any("straggler" in name for name in of_job())
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> None:
@@ -293,7 +293,7 @@ def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> Non
     try:
         namesake.count_changes(JobStatus(), JobStatus(), named)
         figures.count_changes(JobStatus(), JobStatus(incidents=(recovered,)), named)
-        namesake.forget()
+        namesake.stop_export()
         ours = [family for family in job_collector.collect() if family.name == "surefoot_recovery_duration_seconds"]
         (expected,) = theirs.collect()
         own = [sample for sample in ours[0].samples if sample.labels["namespace"] == "figured"]
@@ -301,7 +301,7 @@ def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> Non
         assert ours[0].documentation == expected.documentation
         assert 'job="a \\"quoted' in generate_latest(job_collector).decode()
     finally:
-        figures.forget()
+        figures.stop_export()
 
 
 def test_jobs_are_read_while_they_come_change_and_go() -> None:
@@ -317,7 +317,7 @@ def test_jobs_are_read_while_they_come_change_and_go() -> None:
             shown = replace(seen, job=replace(seen.job, name=f"figured-{number % 30}"))
             figures.update_gauges(shown, shown.status, None)
             if number % 7 == 0:
-                figures.forget()
+                figures.stop_export()
 
     changing = threading.Thread(target=change)
     sys.setswitchinterval(1e-6)
@@ -331,4 +331,4 @@ def test_jobs_are_read_while_they_come_change_and_go() -> None:
         changing.join()
         sys.setswitchinterval(interval)
         for figures in made:
-            figures.forget()
+            figures.stop_export()

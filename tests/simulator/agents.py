@@ -75,7 +75,7 @@ class Agent:
         self.line.send(
             self.process,
             said.Hello("job", self.pod.index, self.pod.attempt, self.incarnation, self.node, "",
-                       self.life.running, self.life.stopped, self.life.warm, self.life.store),
+                       self.life.running_generation, self.life.stopped_below, self.life.is_warm, self.life.store_address),
         )  # fmt: skip
 
     def _broken(self, line: Line) -> None:
@@ -109,16 +109,18 @@ class Agent:
     @property
     def leaving(self) -> bool:
         """Whether it says that it was told to end."""
-        return self.life.terminating is not None
+        return self.life.termination_exit_code is not None
 
     def beat(self) -> None:
         life = self.life
-        pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
-        settled = self.book.closed_steps(life.started, len(life.ranks), life.progress.closed_steps.closed_up_to)
-        paces = self._paces.due(life.progress.activities, self.engine.now)
+        pending = sorted({c for d in self.drains.values() for c in d.state.pending_checkpoints()})
+        settled = self.book.closed_steps(
+            life.started_generation, len(life.ranks), life.progress.closed_steps.closed_up_to
+        )
+        paces = self._paces.select_unsent(life.progress.activities, self.engine.now)
         self.say(
             said.Heartbeat(
-                generation=life.running, stopped=life.stopped, is_warm=life.warm,
+                generation=life.running_generation, stopped=life.stopped_below, is_warm=life.is_warm,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
                 copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, closed_steps=settled, activities=paces),
                 terminating=self.leaving,
@@ -220,7 +222,7 @@ class Agent:
         )
 
     def _flush(self, epoch: int, deadline: float) -> None:
-        if self.engine.now < deadline and any(d.state.busy() for d in self.drains.values()):
+        if self.engine.now < deadline and any(d.state.is_busy() for d in self.drains.values()):
             self.engine.after(0.05, self.process, self._flush, epoch, deadline)
             return
         self.tell(on.Flushed(epoch))
@@ -267,7 +269,9 @@ class Agent:
             return
         holders = self._targets.servers
         everyone = frozenset(e.instance for e in holders.servers)
-        runner.tell(state_machine.Retargeted(holders.targets_of(local), everyone, holders.replicas, self.engine.now))
+        runner.tell(
+            state_machine.Retargeted(holders.targets_of_rank(local), everyone, holders.replicas, self.engine.now)
+        )
 
     def _freed(self, freed: state_machine.FreeSlot) -> None:
         save = freed.save

@@ -96,7 +96,9 @@ def _end_node(simulation: Simulation, node: Node, duration: float, trained: bool
     """`trained`: there was a world when it was said."""
     if node.alive:
         simulation.engine.say("{} ends, as was said", node.name)
-        untold = any(pod.agent is None or pod.agent.life.terminating is None for pod in node.pods if not pod.over)
+        untold = any(
+            pod.agent is None or pod.agent.life.termination_exit_code is None for pod in node.pods if not pod.over
+        )
         if not trained or untold:
             # nobody could bring away what only it had, or a pod that was on its way there when it was said never heard
             simulation.oracle.lossless.struck(0.0)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from surefoot.agent.coordinator_requests import knows_all, sound_steps
-from surefoot.flush.garbage_collection import kept_for_rollback
+from surefoot.agent.coordinator_requests import knows_all_servers, loss_history_of
+from surefoot.flush.garbage_collection import select_rollback_points
 from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
     complete_checkpoints,
-    entry_of,
-    watermark,
+    find_watermark,
+    lineage_entry_of,
 )
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_drops
+from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_saves_to_delete
 from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
@@ -47,9 +47,19 @@ class Keeper:
         assign = life.assign
         led = agent.line is not None and not (assign is not None and assign.servers_unreachable)
         self._alone_since = None if led else self._alone_since or now
-        if assign is None or assign.group_rank != 0 or not knows_all(assign) or self._alone_since is None or self._busy:
+        if (
+            assign is None
+            or assign.group_rank != 0
+            or not knows_all_servers(assign)
+            or self._alone_since is None
+            or self._busy
+        ):
             return
-        runs = life.alive and not life.killing and life.started == life.claimed == assign.generation
+        runs = (
+            life.has_running_trainers
+            and not life.killing
+            and life.started_generation == life.claimed_generation == assign.generation
+        )
         if runs and now - self._alone_since > AWAY_SECONDS:
             self._busy = True
             agent.simulation.kept_alone += 1
@@ -86,17 +96,17 @@ class Keeper:
         lineage = tuple(LineageEntry(*entry) for entry in assign.lineage)
         domains = {name: name.node for name in found}
         replicas = simulation.settings.replicas
-        water = watermark(
+        water = find_watermark(
             TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}), domains, replicas
         )
         if water is None:
             self._busy = False
             return
         simulation.oracle.watermarks.vouched(water, epoch, replicas)
-        entry = entry_of(lineage, epoch)
+        entry = lineage_entry_of(lineage, epoch)
         whole = complete_checkpoints(TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}))
-        sound = sound_steps(self._agent.life.progress, simulation.settings.good_after)
-        good = kept_for_rollback(whole, [m for entries in found.values() for m in entries], sound)
+        sound = loss_history_of(self._agent.life.progress, simulation.settings.good_after)
+        good = select_rollback_points(whole, [m for entries in found.values() for m in entries], sound)
         standing = RetentionInputs(
             lineage,
             epoch,
@@ -111,7 +121,7 @@ class Keeper:
         drops = [
             (simulation.holders[name], save)
             for name, entries in sorted(found.items())
-            for save in memory_drops(entries, standing, simulation.settings.keep)
+            for save in memory_saves_to_delete(entries, standing, simulation.settings.keep)
         ]
         self._drop(epoch, drops)
 

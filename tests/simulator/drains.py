@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
 from surefoot.flush import state_machine
-from surefoot.protocol.checkpoints.save_state import OWN
+from surefoot.protocol.checkpoints.save_state import OWN_STATE
 from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DrainRunner:
         return True
 
     def tell(self, event: state_machine.Event) -> None:
-        self.state, commands = state_machine.step(self.state, event)
+        self.state, commands = state_machine.apply_event(self.state, event)
         for command in commands:
             self._carry_out(command)
         tick = self.state.next_tick()
@@ -110,7 +110,7 @@ class DrainRunner:
         if holder is None:
             self._failed(slot, target, "unavailable")
             return
-        own = (("loader", OWN),) if self.agent.simulation.settings.tied else ()
+        own = (("loader", OWN_STATE),) if self.agent.simulation.settings.tied else ()
         content, now = self._contents[slot], self.agent.engine.now
         entry = manifest(sealed.save, sealed.world_size, sealed.incarnation, content, now, own)
         entry = replace(entry, suspect=self.agent.simulation.oracle.numerics.is_suspect(sealed.save))

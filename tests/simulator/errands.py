@@ -55,12 +55,12 @@ class Errands:
             else:
                 (found, left), newest = answer
                 texts = tuple(m.to_json() for m in found)
-                self._agent.say(said.PersistentPage(request, texts, unread_records=left, newest_epoch=newest))
+                self._agent.say(said.PersistentPage(request, texts, unread_records=left, newest_generation=newest))
 
         def listed() -> Any:
             assert tier is not None
             self._agent.simulation.oracle.eyes.served.setdefault(request, self._agent.engine.now)
-            newest = tier.newest_epoch(asked.claim_epoch, asked.claim_ticket)
+            newest = tier.newest_epoch(asked.claim_generation, asked.claim_ticket)
             return tier.listing(), newest
 
         if tier is None:

@@ -146,12 +146,12 @@ class Eyes:
         if (
             barrier is None
             or world is None
-            or (barrier.sent.generation, barrier.sent.phase) != (world.generation, "bound")
+            or (barrier.barrier.generation, barrier.barrier.phase) != (world.generation, "bound")
         ):
             return
         if not new.incidents or new.incidents[-1].kind != "planned" or new.incidents == observed.status.incidents:
             return
-        goal = Checkpoint(world.generation, barrier.sent.step)
+        goal = Checkpoint(world.generation, barrier.barrier.step)
         missing = [save for save in self.oracle.saves_of(goal) if save not in self.oracle.once]
         if missing and observed.now_seconds < barrier.proposed_seconds + HALT_SECONDS:
             self.oracle.fail(f"the halt at {goal} ends before {missing[0]} is on a holder")
@@ -227,7 +227,7 @@ class Eyes:
         for save, entry in tier.manifests.items() if tier is not None and by.listed_at is not None and going else ():
             assert tier is not None
             assert by.listed_at is not None
-            unknown = entry.layout not in by.known.digests | by.sessions.orders.layouts.keys()
+            unknown = entry.layout not in by.known.digests | by.sessions.requests.persistent_layouts.keys()
             since = min(
                 tier.damaged.get(save, INFINITE), tier.lost_layouts.get(entry.layout, INFINITE) if unknown else INFINITE
             )

@@ -21,7 +21,7 @@ from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInsta
 from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
-from surefoot_operator.platforms.kubernetes.views.observations import without_mass_doubt
+from surefoot_operator.platforms.kubernetes.views.observations import confirm_node_failures
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Fabric:
     def seen_nodes(self) -> tuple[ObservedNode, ...]:
         if self._past is not None:
             return self._past[1]
-        return without_mass_doubt(self._seen(node) for node in self.nodes.values())
+        return confirm_node_failures(self._seen(node) for node in self.nodes.values())
 
     def _seen(self, node: Node) -> ObservedNode:
         doubt = "its kubelet was not heard" if node.ready and self.engine.now < node.doubted_until else ""

@@ -92,15 +92,15 @@ class HangWatch:
     def _place(self, trainer: Trainer, way: str) -> RankStack:
         rank = (trainer.rank,)
         if way == "waits elsewhere":
-            return RankStack(rank, "broadcast", "in broadcast", waiting=True)
+            return RankStack(rank, "broadcast", "in broadcast", is_waiting=True)
         if way in OF_THE_PROGRAM:
-            return RankStack(rank, "all_reduce", "in all_reduce", waiting=True)
+            return RankStack(rank, "all_reduce", "in all_reduce", is_waiting=True)
         if way:
-            return RankStack(rank, way, f"where it {way}", waiting=False)
+            return RankStack(rank, way, f"where it {way}", is_waiting=False)
         if trainer.arrived > trainer.step:
-            return RankStack(rank, "all_reduce", "in all_reduce", waiting=True)
+            return RankStack(rank, "all_reduce", "in all_reduce", is_waiting=True)
         moment = f"forward {self._simulation.engine.now:.3f}"  # it computes: no two looks at it are alike
-        return RankStack(rank, moment, "in forward", waiting=False)
+        return RankStack(rank, moment, "in forward", is_waiting=False)
 
     def written(self, old: JobStatus, new: JobStatus) -> None:
         """A status is stored: is somebody named who does not hang?"""

@@ -117,7 +117,7 @@ class HolderWatches:
             self._operator.known.learn(answer[2])
             if self._operator.simulation.rules.list_after_read:
                 self._operator.sessions = replace(
-                    self._operator.sessions, orders=listings.void_listing(self._operator.sessions.orders)
+                    self._operator.sessions, requests=listings.discard_listing(self._operator.sessions.requests)
                 )
             self._operator.simulation.oracle.read(holder, epoch)
             self._operator.poke()

@@ -27,7 +27,7 @@ from surefoot_operator.coordinator import (
     uploads,
 )
 from surefoot_operator.coordinator.barrier import update_barrier
-from surefoot_operator.coordinator.desired_messages import scope_after
+from surefoot_operator.coordinator.desired_messages import update_scope
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer
 from surefoot_operator.policy.core import actions as act
 from surefoot_operator.policy.failure import memory_server_liveness
@@ -43,7 +43,7 @@ class Operator:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
         self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
-        self.sessions = sessions.new_sessions("job", self.now)
+        self.sessions = sessions.create_sessions("job", self.now)
         self.connections: list[Connection] = []
         self._holder_watches = HolderWatches(self)
         self.watches = self._holder_watches.by_holder
@@ -88,16 +88,19 @@ class Operator:
         if isinstance(message, said.Hello):
             self._hello(connection, message)
         elif connection.worker is not None and self._current(connection):
-            before, eyes = self.sessions.orders, self.simulation.oracle.eyes
+            before, eyes = self.sessions.requests, self.simulation.oracle.eyes
             self.sessions = sessions.apply_message(self.sessions, connection.worker, message, now)
-            if isinstance(message, said.PersistentPage) and self.sessions.orders.persistent is not before.persistent:
+            if (
+                isinstance(message, said.PersistentPage)
+                and self.sessions.requests.persistent_listing is not before.persistent_listing
+            ):
                 self.listed_at = eyes.served.get(message.request)
         self._speak()
         self.poke()
 
     def _hello(self, connection: Connection, hello: said.Hello) -> None:
         known = frozenset(WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers())
-        refused = sessions.rejection(self.sessions, hello, known)
+        refused = sessions.hello_rejection(self.sessions, hello, known)
         if refused is not None:
             self.sessions = sessions.record_retry_later(self.sessions, self.now) if refused.retry else self.sessions
             connection.line.send(self.process, refused)
@@ -120,7 +123,7 @@ class Operator:
             return  # its agent has come on another line since
         self.connections.remove(connection)
         if connection.worker is not None and self._current(connection):
-            self.sessions = sessions.connection_broken(self.sessions, connection.worker, self.now)
+            self.sessions = sessions.record_disconnect(self.sessions, connection.worker, self.now)
         self.poke()
 
     def _speak(self) -> None:
@@ -130,8 +133,10 @@ class Operator:
         for connection in list(self.connections):
             if connection.worker is None:
                 continue
-            wanted = desired_messages.desired_messages(rule, self.sessions, connection.worker, connection.hears_all)
-            send, connection.told = desired_messages.outbox_diff(connection.told, wanted)
+            wanted = desired_messages.list_desired_messages(
+                rule, self.sessions, connection.worker, connection.hears_all
+            )
+            send, connection.told = desired_messages.diff_messages(connection.told, wanted)
             for message in send:
                 self.simulation.oracle.eyes.told(message)
                 connection.line.send(self.process, message)
@@ -141,9 +146,9 @@ class Operator:
         usable = memory_server_liveness.usable_servers(self._holders(), self._status.assigned_servers, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
-            scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
+            scope = update_scope(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
             topology = self.simulation.fabric.topology()
-            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "", scope, topology)
+            made = desired_messages.update_desired_state(None, self._status, usable, replicas, "", scope, topology)
             self._ruled = (self._status, usable, made)
         return self._ruled[2]
 
@@ -169,8 +174,8 @@ class Operator:
         self.engine.after(0.2, self.process, self._tick)
 
     def observe(self) -> JobSnapshot:
-        fabric, order = self.simulation.fabric, self.sessions.orders
-        self.sessions = sessions.drop_gone_workers(
+        fabric, order = self.simulation.fabric, self.sessions.requests
+        self.sessions = sessions.drop_removed_workers(
             self.sessions, [WorkerId(w.index, w.attempt) for w in fabric.workers()]
         )
         return JobSnapshot(
@@ -180,18 +185,18 @@ class Operator:
             status=self._status,
             workers=fabric.workers(),
             nodes=fabric.seen_nodes(),
-            sessions=sessions.observed_sessions(self.sessions),
-            retry_later_seconds=self.sessions.turned_away_seconds,
+            sessions=sessions.list_observed_sessions(self.sessions),
+            retry_later_seconds=self.sessions.last_retry_later_seconds,
             servers=self._holders(),
-            persistent=order.persistent,
+            persistent=order.persistent_listing,
             barrier=order.barrier,
-            covers=self.known.covers(order.layouts),
-            uploaded=order.uploaded,
-            unreadable=order.unreadable,
+            covers=self.known.covers(order.persistent_layouts),
+            uploaded=order.uploaded_saves,
+            unreadable=order.unreadable_saves,
             failed_uploads=order.failed_uploads,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
-            deletions=self._calls.deletions(),
+            deletion_uids=self._calls.deletions(),
         )
 
     def _holders(self) -> tuple[ObservedMemoryServer, ...]:
@@ -209,7 +214,7 @@ class Operator:
         plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.membership == observed.status.membership:
-            kept = self.simulation.upkeep(self, replace(observed, status=status, uploads=plan.uploads))
+            kept = self.simulation.upkeep(self, replace(observed, status=status, upload_now=plan.uploads))
             status, errands, self.pinned, self.going = kept.status, kept.actions, kept.pinned, kept.pending_deletions
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
@@ -218,7 +223,7 @@ class Operator:
         self.applying = True
         uploads = {e.worker: said.UploadSave(e.epoch, e.saves) for e in errands if isinstance(e, act.UploadSaves)}
         todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, act.UploadSaves))]
-        if uploads or self.sessions.orders.uploads:
+        if uploads or self.sessions.requests.uploads:
             todo.append(Uploads(uploads))
         self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
 
@@ -273,31 +278,31 @@ class Operator:
 
     def _ask(self, action: Todo) -> None:
         """What agents are to be told: it goes to the order book, and from there to their lines."""
-        order, now, world = self.sessions.orders, self.now, self._status.membership
+        order, now, world = self.sessions.requests, self.now, self._status.membership
         match action:
             case act.ShutDownWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
-                order = conversations.retire(order, leaving, said.Shutdown(reason, exit_code))
+                order = conversations.request_shutdown(order, leaving, said.Shutdown(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
                 there = [
                     w for w, known in self.sessions.by_worker.items() if w.index == index and known.observed.connected
                 ]
                 if there:
-                    order = listings.list_persistent(
-                        order, max(there), epoch, now, known=self.known.digests,
-                        listed_as=listings.listing_rights(self._status),
+                    order = listings.request_listing(
+                        order, max(there), epoch, now, known_layouts=self.known.digests,
+                        rights=listings.derive_listing_rights(self._status),
                     )  # fmt: skip
             case said.Barrier():
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = pending_requests.with_barrier(order, update_barrier(order.barrier, action, everyone, now))
             case act.RequestRepair(worker=worker):
-                order = uploads.repair(order, [(worker, copy_request(action, self.watches))], now)
+                order = uploads.request_repairs(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):
-                order = uploads.promote(order, shares)
+                order = uploads.set_uploads(order, shares)
             case act.DeleteUploaded(worker, epoch, checkpoints):
-                order = listings.drop_persistent(order, worker, epoch, checkpoints, now)
-        if order is not self.sessions.orders:
-            self.sessions = replace(self.sessions, orders=order)
+                order = listings.request_deletion(order, worker, epoch, checkpoints, now)
+        if order is not self.sessions.requests:
+            self.sessions = replace(self.sessions, requests=order)
             self.poke()
 
     @property

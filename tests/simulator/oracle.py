@@ -133,7 +133,8 @@ class Oracle(Watcher):
             else 0
         )
         if any(
-            c.imported or c.step >= binding for c in set(old.unreadable_checkpoints) - set(new.unreadable_checkpoints)
+            c.is_imported or c.step >= binding
+            for c in set(old.unreadable_checkpoints) - set(new.unreadable_checkpoints)
         ):
             self.fail(f"a bad checkpoint was forgiven: {old.unreadable_checkpoints} to {new.unreadable_checkpoints}")
         before, after = old.membership, new.membership

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from simulator.fabric import Node
 from simulator.striking import some_node
-from surefoot.protocol.progress import RankActivity, add
+from surefoot.protocol.progress import RankActivity, add_activities
 from surefoot_operator.api.status import JobStatus, Straggler
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PaceWatch:
         window = RankActivity(
             before.rank, before.work, looks, own, 0, tuple((line, 0, count) for line, count in lines.items())
         )
-        return add(before, window)
+        return add_activities(before, window)
 
     def _line(self, alone: float) -> int:
         """Where a look finds a rank at work: two lines that all have, and one of its own for such a part of the time."""

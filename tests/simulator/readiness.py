@@ -22,7 +22,7 @@ def _well(seen: JobSnapshot, session: ObservedSession) -> bool:
         or session.terminating
     ):
         return False
-    if pod.uid in seen.deletions:
+    if pod.uid in seen.deletion_uids:
         return False  # whoever was asked to delete it may still do so
     if node is None or not node.ready or node.unconfirmed_failure or node.evacuation_reason:
         return False

@@ -12,13 +12,13 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import SaveInterval
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
-from surefoot_operator.policy.membership.restore_decisions import Going
+from surefoot_operator.policy.membership.restore_decisions import DropsInProgress
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)
 
 
-def restless(seen: JobSnapshot, pinned: Checkpoint | None, going: Going) -> MaintenancePlan:
+def restless(seen: JobSnapshot, pinned: Checkpoint | None, going: DropsInProgress) -> MaintenancePlan:
     """Another level for both tiers every `CHANGE_SECONDS`."""
     kept = plan_maintenance(seen, pinned, going)
     world = kept.status.membership

@@ -15,12 +15,12 @@ from surefoot.protocol.checkpoints.completeness import (
     Lineage,
     LineageEntry,
     TierReading,
-    complete_persistent,
-    on_lineage,
-    watermark,
+    complete_in_persistent_tier,
+    find_watermark,
+    is_on_lineage,
 )
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_drops
+from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_saves_to_delete
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 UP, AWAY = 0, 1
@@ -116,7 +116,7 @@ class Rulebook:
         self.water = lru_cache(maxsize=None)(self._water)
         self.gone = lru_cache(maxsize=None)(self._gone)
         self.durable = lru_cache(maxsize=None)(self._durable)
-        self.on = lru_cache(maxsize=None)(lambda lineage, c, e: on_lineage(self.lineage(lineage), Checkpoint(*c), e))
+        self.on = lru_cache(maxsize=None)(lambda lineage, c, e: is_on_lineage(self.lineage(lineage), Checkpoint(*c), e))
 
     def entries(self, mask: int) -> tuple[RankManifest, ...]:
         return tuple(m for i, m in enumerate(self.records) if mask >> i & 1)
@@ -135,10 +135,10 @@ class Rulebook:
 
     def _water(self, masks: tuple[tuple[int, int], ...], lineage: tuple, epoch: int, copies: int) -> Checkpoint | None:  # type: ignore[type-arg]
         reading = TierReading({self.ids[i]: self.entries(mask) for i, mask in masks}, None)
-        return watermark(reading, self.lineage(lineage), epoch, frozenset(), self.covers, self.domains, copies)
+        return find_watermark(reading, self.lineage(lineage), epoch, frozenset(), self.covers, self.domains, copies)
 
     def _durable(self, mask: int, lineage: tuple, epoch: int) -> Checkpoint | None:  # type: ignore[type-arg]
-        found = complete_persistent(self.entries(mask), self.lineage(lineage), epoch, frozenset(), self.covers)
+        found = complete_in_persistent_tier(self.entries(mask), self.lineage(lineage), epoch, frozenset(), self.covers)
         return found[-1] if found else None
 
     def _gone(
@@ -153,7 +153,7 @@ class Rulebook:
         standing = RetentionInputs(
             key, epoch, False, key[-1].parent, water, Checkpoint(*floor) if floor else None, None, frozenset()
         )
-        return sum(self.bit[s] for s in memory_drops(self.entries(mask), standing, self.scope.keep))
+        return sum(self.bit[s] for s in memory_saves_to_delete(self.entries(mask), standing, self.scope.keep))
 
     def names(self, mask: int) -> list[RankSave]:
         return [save for save in self.saves if mask & self.bit[save]]

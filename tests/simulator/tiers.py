@@ -203,7 +203,7 @@ class Persistent:
         self._answers()
         there = self.manifests.get(entry.save)
         if there is not None and self.rules.compare_first:
-            if there.same_bytes_as(entry):
+            if there.has_same_bytes_as(entry):
                 return
             raise Refusal("another save is there")
         for piece in pieces:
@@ -221,7 +221,7 @@ class Persistent:
         self._answers()
         there = self.manifests.get(entry.save)
         if there is not None and self.rules.agree_manifests:
-            if there.same_bytes_as(entry):
+            if there.has_same_bytes_as(entry):
                 return
             raise Refusal("another manifest is there")
         self.manifests[entry.save] = entry

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
 from surefoot.agent import agent_state as on
-from surefoot.agent.coordinator_requests import knows_all
+from surefoot.agent.coordinator_requests import knows_all_servers
 from surefoot.ipc.trainer_messages import (
     AllServers,
     Attach,
@@ -98,7 +98,7 @@ class Trainer:
     def __init__(self, agent: Agent, assign: Assign, store: str, local: int) -> None:
         self.agent, self.simulation = agent, agent.simulation
         self.engine, self.network = agent.engine, agent.network
-        self.known, self.partial = assign.servers, not knows_all(assign)
+        self.known, self.partial = assign.servers, not knows_all_servers(assign)
         """Holders that it may read, and whether there are more."""
         self._unfound: Callable[[], None] | None = None
         """What goes on once it was told of them all."""
@@ -227,7 +227,7 @@ class Trainer:
         self.sick = numerics.is_sick(parent)
         if parent is not None:
             of_rank = RankSave(parent.generation, parent.step, self._restored_rank(parent))
-            self.odd = AnomalyRun.of_saved(self.simulation.odd_saved[of_rank])
+            self.odd = AnomalyRun.from_stored_values(self.simulation.odd_saved[of_rank])
         self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
         self._send(RestoreDone(step, source, 0, 0.0, self.odd))
@@ -260,7 +260,7 @@ class Trainer:
         self.simulation.oracle.training.stepped(self)
         kind = self.simulation.oracle.numerics.stepped(self, step + self.ahead, self.sick)
         self.sick = kind == "not-finite"
-        self.odd = self.odd.followed_by(step, kind, f"step {step} is odd")
+        self.odd = self.odd.with_step(step, kind, f"step {step} is odd")
         progress = Progress(
             step,
             step_seconds=self._settings.step_seconds,
@@ -308,7 +308,7 @@ class Trainer:
         content = content_of(self.state, self.assign.world_size, self.rank)
         staged = self.agent.stage(self, save, content)
         if staged:
-            self.simulation.odd_saved[save] = self.odd.saved
+            self.simulation.odd_saved[save] = self.odd.stored_values
             self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last_step == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self._staged_step = step

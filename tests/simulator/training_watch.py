@@ -35,9 +35,9 @@ class TrainingWatch:
         oracle = self._oracle
         if assign.generation not in oracle.parents or oracle.parents[assign.generation] != assign.parent:
             oracle.fail(f"trainers start for epoch {assign.generation} from {assign.parent}, which was never committed")
-        if assign.generation < agent.life.stopped:
+        if assign.generation < agent.life.stopped_below:
             oracle.fail(
-                f"epoch {assign.generation} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped}"
+                f"epoch {assign.generation} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped_below}"
             )
         for local in range(assign.local_ranks):
             rank = (assign.generation, assign.first_rank + local)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from surefoot.protocol.memory_server_list import MemoryServerList, SentServers, known_transitions, list_changes
+from surefoot.protocol.memory_server_list import MemoryServerList, SentServers, list_changes, list_transitions
 from surefoot.protocol.messages import Assign, MemoryServers
 from surefoot.protocol.wire import decode, encode
 
@@ -27,7 +27,7 @@ class Wire:
         """What is sent for it."""
         texts = []
         if isinstance(message, Assign | MemoryServers):
-            for before, after in known_transitions(self._told, self._all_listed, message):
+            for before, after in list_transitions(self._told, self._all_listed, message):
                 changed = list_changes(before, after)
                 if changed is not None:
                     texts.append(encode(changed))

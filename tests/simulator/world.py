@@ -34,7 +34,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
-from surefoot_operator.policy.membership.restore_decisions import Going
+from surefoot_operator.policy.membership.restore_decisions import DropsInProgress
 from surefoot_operator.policy.planning.plan import plan
 
 
@@ -43,7 +43,7 @@ class Decisions:
     """The project's decisions, or broken ones."""
 
     plan: Callable[[JobSnapshot], Plan] = plan
-    maintain: Callable[[JobSnapshot, Checkpoint | None, Going], MaintenancePlan] = plan_maintenance
+    maintain: Callable[[JobSnapshot, Checkpoint | None, DropsInProgress], MaintenancePlan] = plan_maintenance
 
 
 REAL = Decisions()

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from surefoot.staging import Stager
-from surefoot.staging.host_copies import Copy, Scratch
+from surefoot.staging.host_copies import Copy, CopyBuffers
 
 
 class CopyGate:
@@ -18,7 +18,7 @@ class CopyGate:
         self._reached, self._on = threading.Event(), threading.Event()
         run = Copy.run_verified
 
-        def gated(copy: Copy, digest: int, scratch: Scratch) -> bool:
+        def gated(copy: Copy, digest: int, scratch: CopyBuffers) -> bool:
             if threading.current_thread().name == "surefoot-staging":
                 if self._begun == self._copies:
                     self._reached.set()
@@ -36,7 +36,7 @@ class CopyGate:
 
     def wait(self, stager: Stager) -> None:
         """Returns when the thread stands there, or has come to the end."""
-        while not self._reached.wait(0.001) and stager.busy:
+        while not self._reached.wait(0.001) and stager.is_busy:
             pass
 
     def go_on(self, stager: Stager) -> None:

@@ -296,6 +296,6 @@ async def test_a_change_is_heard_and_close_ends_the_listening(lab: Lab) -> None:
         await anext(changes)
         await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)
         await anext(changes)
-        await lab.fabric.record([Event("Tested", "told once")])
+        await lab.fabric.record_events([Event("Tested", "told once")])
         await lab.fabric.close()
         assert [None async for _ in changes][1:] == []

@@ -8,8 +8,8 @@ import yaml
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.convert.conversion import converted
-from surefoot_operator.convert.job_draft import Conversion, rendered
+from surefoot_operator.convert.conversion import convert_documents
+from surefoot_operator.convert.job_draft import Conversion, render_yaml
 
 
 def pod() -> dict[str, Any]:
@@ -155,7 +155,7 @@ ALL = (pytorch_job, hyperpod_job, job_set, train_job)
 
 def one(*documents: dict[str, Any]) -> tuple[Conversion, TrainingJob]:
     """The only conversion, read back from its YAML as a user would apply it."""
-    (found,), _ = converted(documents)
-    text = rendered(found)
+    (found,), _ = convert_documents(documents)
+    text = render_yaml(found)
     assert text.endswith("\n")
     return found, parse_job(yaml.safe_load(text))

@@ -67,7 +67,7 @@ class HolderModel:
         refusal = self._guard(writer_epoch, instance)
         if refusal is None:
             self.index.pop(scripts.index_field(save), None)
-            for key in scripts.data_of(self.job, save, chunks):
+            for key in scripts.list_data_keys(self.job, save, chunks):
                 self.data.pop(key, None)
         return refusal or OK
 

@@ -42,7 +42,7 @@ def sent(commands: list[Command]) -> list[object]:
 def running(epoch: int = 1, ranks: int = 2) -> AgentState:
     life, _ = live(on.WarmChanged(True), assign(epoch, ranks=ranks), on.StoreStarted(epoch, "h:1"))
     life, _ = live(*(from_rank(epoch, i, Attach(i, epoch, 0)) for i in range(ranks)), life=life)
-    assert life.alive
+    assert life.has_running_trainers
     return life
 
 

@@ -25,11 +25,11 @@ from support.machine_speed import scaled
 from surefoot.errors import TierError
 from surefoot.linux_process import (
     ProcessIdentity,
+    find_by_environment,
     identity_of,
     is_alive,
-    send,
+    send_signal,
     state_of,
-    with_environment,
 )
 from surefoot.memory_server import scripts
 from surefoot.memory_server.client import MemoryServerClient, MemoryServerIndex
@@ -39,8 +39,8 @@ from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInsta
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.cli.local.progress import RunEvent, RunProgress
 from surefoot_operator.platforms.local.local_nodes import is_trainer
-from surefoot_operator.platforms.local.platform import Store
-from surefoot_operator.platforms.local.run_folder import NodeRecord, RunFolder, from_json, read_json
+from surefoot_operator.platforms.local.platform import RunFolderStore
+from surefoot_operator.platforms.local.run_folder import NodeRecord, RunFolder, parse_record, read_json
 
 SECONDS = scaled(240)
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""
@@ -121,13 +121,13 @@ class Holder:
         admin = MemoryServerAdmin(self.host, self.port, self.password)
         try:
             here = MemoryServerEndpoint(
-                MemoryServerInstance(self.node, admin.instance()), self.host, self.port, self.node
+                MemoryServerInstance(self.node, admin.read_instance()), self.host, self.port, self.node
             )
         finally:
             admin.close()
         client = MemoryServerClient(here, job, Credentials("", self.password))
         try:
-            return client.index()
+            return client.read_index()
         finally:
             client.close()
 
@@ -190,7 +190,7 @@ class LocalRun:
 
     @property
     def uid(self) -> str:
-        return Store(self.run_folder).job().uid
+        return RunFolderStore(self.run_folder).read_job().uid
 
     @property
     def status(self) -> JobStatus:
@@ -232,9 +232,9 @@ class LocalRun:
     def holders(self) -> list[Holder]:
         """Of nodes that live, by name; one that is stopped would only make us wait."""
         found = []
-        for path in sorted(self.run_folder.nodes.glob("node-*.json")):
+        for path in sorted(self.run_folder.nodes_folder.glob("node-*.json")):
             body = read_json(path)
-            record = None if body is None else from_json(NodeRecord, body)
+            record = None if body is None else parse_record(NodeRecord, body)
             for holder in () if record is None else record.servers:
                 if record is not None and _answers(ProcessIdentity.parse(holder.life)):
                     found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
@@ -253,7 +253,7 @@ class LocalRun:
         (self.folder / f"gate-{step}").touch()
 
     def processes(self) -> list[int]:
-        return with_environment("SUREFOOT_RUN_FOLDER", str(self.run_folder.root))
+        return find_by_environment("SUREFOOT_RUN_FOLDER", str(self.run_folder.root))
 
     def trainers(self) -> dict[int, Path]:
         """Process id -> the log it writes: `.../worker-INDEX-ATTEMPT/epoch-E/rank-R.log`."""
@@ -270,7 +270,7 @@ class LocalRun:
 
     def agent_log(self, index: int) -> str:
         """Of all attempts of this worker."""
-        logs = sorted(self.run_folder.logs.glob(f"worker-{index}-*/agent.log"))
+        logs = sorted(self.run_folder.logs_folder.glob(f"worker-{index}-*/agent.log"))
         return "".join(log.read_text(errors="replace") for log in logs)
 
     def node_of_rank(self, rank: int) -> str:
@@ -300,19 +300,19 @@ class LocalRun:
 
     def kill_agent(self, member: Member) -> None:
         """With it end its trainers."""
-        state = read_json(self.run_folder.worker_state(f"j-{member.index}-{member.attempt}"))
+        state = read_json(self.run_folder.worker_state_file(f"j-{member.index}-{member.attempt}"))
         assert state is not None
-        assert send(ProcessIdentity.parse(state["life"]), signal.SIGKILL)
+        assert send_signal(ProcessIdentity.parse(state["life"]), signal.SIGKILL)
 
     def kill_node(self, member: Member) -> None:
         """Everything on it ends at once, its Redis too."""
-        body = read_json(self.run_folder.node(member.node))
+        body = read_json(self.run_folder.node_file(member.node))
         assert body is not None
-        os.killpg(ProcessIdentity.parse(from_json(NodeRecord, body).life).pid, signal.SIGKILL)
+        os.killpg(ProcessIdentity.parse(parse_record(NodeRecord, body).life).pid, signal.SIGKILL)
 
     def kill_operator(self) -> None:
         """The run starts it again by itself."""
-        assert send(self.operator(), signal.SIGKILL)
+        assert send_signal(self.operator(), signal.SIGKILL)
 
     def finish(self, code: int = 0) -> Result:
         """Opens every gate and waits for the end, which must leave nothing behind."""

@@ -26,7 +26,7 @@ def paced(
     for index, share in enumerate(shares):
         told = RankActivity(index, 100, LOOKS, round(share * LOOKS), 64, lines[index] if lines else ())
         found = tuple(ActivityWindow(begun + 10 * at, (told,)) for at in range(windows))
-        seen = with_session(seen, index, timings=Timings(steps=(0.1,) * 3, pace=ActivityHistory(windows=found)))
+        seen = with_session(seen, index, timings=Timings(steps=(0.1,) * 3, activity=ActivityHistory(windows=found)))
     return seen
 
 

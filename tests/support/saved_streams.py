@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from surefoot.geometry import Box, Tiling
-from surefoot.protocol.checkpoints.completeness import uncovered
+from surefoot.protocol.checkpoints.completeness import describe_uncovered_tensor
 from surefoot.protocol.checkpoints.records import Layout
-from surefoot.staging import copies_of
+from surefoot.staging import prepare_copies
 from surefoot.state import Entry, Program, SavedTensor, dtype_from_name, read_values, save_plan
 
 
@@ -32,14 +32,14 @@ def saved(program: Program, rank: int, step: int) -> Stream:
     for portion in plan.portions:
         part = entries[portion.entry].local_part()
         slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
-        for copy in copies_of(part[slices], portion.tile, slot[portion.start : portion.stop]):
+        for copy in prepare_copies(part[slices], portion.tile, slot[portion.start : portion.stop]):
             copy.run()
     return Stream(plan.layout, slot.tobytes(), program.values(step))
 
 
 def merged(streams: list[Stream]) -> dict[str, torch.Tensor]:
     """Every global tensor, put together from all ranks' blocks; fails where they do not cover each exactly once."""
-    gap = uncovered(stream.layout for stream in streams)
+    gap = describe_uncovered_tensor(stream.layout for stream in streams)
     assert gap is None, gap
     found: dict[str, torch.Tensor] = {}
     for stream in streams:

@@ -134,7 +134,7 @@ class Saver:
     def save(self, save: RankSave, tensors: Arrays, world: int = 1, values: bytes = b'{"plain": 1}') -> Stream:
         """Stages into slot 0 and waits until it is drained."""
         stream = self.stage(0, save, tensors, world, values)
-        assert self.drain.flush(20)
+        assert self.drain.wait_until_idle(20)
         return stream
 
     def close(self) -> None:

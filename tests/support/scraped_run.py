@@ -19,7 +19,7 @@ from pathlib import Path
 from support import expressions, local_run
 from support.machine_speed import scaled
 from support.servers.prometheus import Prometheus, ended, scraping
-from surefoot_operator.platforms.local.run_folder import NodeRecord, from_json, read_json
+from surefoot_operator.platforms.local.run_folder import NodeRecord, parse_record, read_json
 
 SUPPORT = Path(__file__).parent
 SECONDS = scaled(180.0)
@@ -52,7 +52,7 @@ def scraped_run(folder: Path) -> Iterator[ScrapedRun]:
         run = stack.enter_context(
             local_run.running(folder, job, "--metrics", *local_run.faults("node:1@step=30,for=2"))
         )
-        files = [str(run.run_folder.metrics / "*.json"), str(targets / "*.json")]
+        files = [str(run.run_folder.metrics_folder / "*.json"), str(targets / "*.json")]
         prometheus = stack.enter_context(scraping(folder, files, expressions.ALERTS))
         stack.enter_context(_process("watched_cluster.py", folder, targets / "cluster.json"))
         run.wait_for_step(20)
@@ -75,8 +75,8 @@ def _process(script: str, folder: Path, told: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[None]:
     """The memory tier's own, beside the first node's Redis; on a cluster its scrape is labelled with the node."""
-    body = read_json(run.run_folder.node("node-0"))
-    (holder,) = from_json(NodeRecord, body or {}).servers
+    body = read_json(run.run_folder.node_file("node-0"))
+    (holder,) = parse_record(NodeRecord, body or {}).servers
     password = folder / "password"
     password.write_text(holder.admin_password)
     environment = {

@@ -13,12 +13,12 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot_operator.api.status import JobStatus, Member, Membership
-from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
+from surefoot_operator.coordinator.desired_messages import derive_desired_state, list_desired_messages
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     apply_hello,
     apply_membership,
-    new_sessions,
+    create_sessions,
 )
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
@@ -44,14 +44,14 @@ CLAIMED = replace(STATUS, membership=replace(COMMITTED, generation=3, state="Cla
 
 
 def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
-    sessions = apply_membership(new_sessions("job-1", 1000.0), status.membership)
+    sessions = apply_membership(create_sessions("job-1", 1000.0), status.membership)
     for index in indexes or (0, 1, 2):
         sessions = apply_hello(sessions, hello(index), 1000.0)
     return sessions
 
 
 def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
-    return desired_messages(desired_state(status, UsableMemoryServers(NODES), 2, "t2"), sessions, worker)
+    return list_desired_messages(derive_desired_state(status, UsableMemoryServers(NODES), 2, "t2"), sessions, worker)
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:

@@ -34,9 +34,9 @@ class Field:
 
     unit: str = ""
     """Unit of a number, in the plural; empty: none."""
-    least: float = 0
+    min_value: float = 0
     """Smallest allowed number."""
-    most: float | None = None
+    max_value: float | None = None
     """Largest allowed number; None: no limit."""
     quantity: bool = False
     """Whether the value is a number of bytes in Kubernetes' notation, such as `8Gi`."""
@@ -44,31 +44,33 @@ class Field:
     """Regular expression that a text, or each text of a list, must match as a whole; empty: any text."""
     allowed: str = ""
     """`pattern` in words, for messages."""
-    characters: int = 1024
+    max_characters: int = 1024
     """Maximum length of a text."""
-    least_items: int = 0
+    min_items: int = 0
     """Minimum length of a list."""
-    items: int = 1000
+    max_items: int = 1000
     """Maximum length of a list."""
     unique: Literal["", "value", "name"] = ""
     """Whether each value of a list, or the `name` of each item, must be unique; empty: neither."""
     name: str | None = None
     """Name in YAML. None: the attribute's name in camelCase; empty: the field is not in YAML."""
-    foreign: tuple[str, ...] = ()
+    rejected_values: tuple[str, ...] = ()
     """Values of this field in Kubeflow or other systems that Surefoot rejects, with `instead` as the reason."""
-    instead: str = ""
+    rejection_hint: str = ""
     """Why `foreign` values are rejected, and what to write."""
 
-    def holds(self, value: float) -> bool:
+    def allows(self, value: float) -> bool:
         """Whether a number is in the allowed range."""
-        max_value = sys.float_info.max if self.most is None else self.most
-        return self.least <= value <= max_value  # false for NaN; never converted: an int may be too large for a float
+        max_value = sys.float_info.max if self.max_value is None else self.max_value
+        return (
+            self.min_value <= value <= max_value
+        )  # false for NaN; never converted: an int may be too large for a float
 
-    def numbers(self, is_integer: bool) -> str:
+    def describe_numbers(self, is_integer: bool) -> str:
         """Describes the allowed numbers, for messages."""
         kind = f"a {'whole ' * is_integer}number{f' of {self.unit}' * bool(self.unit)}"
-        high = "" if self.most is None else f" and at most {self.most:.15g}"
-        return f"{kind}, at least {self.least:.15g}{high},"
+        high = "" if self.max_value is None else f" and at most {self.max_value:.15g}"
+        return f"{kind}, at least {self.min_value:.15g}{high},"
 
 
 ANYTHING = Field()
@@ -85,13 +87,13 @@ class Rule(Generic[T]):
     """YAML names in the mapping, or paths below it. An error has the path of the field if there is one, else of the mapping."""
     message: str
     """The rule as a sentence, shown when it is violated."""
-    holds: Callable[[T], bool]
+    is_satisfied: Callable[[T], bool]
     """Returns whether the value satisfies the rule."""
     cel: str = ""
     """The same rule as a CEL expression over `self`; empty: CEL cannot express it, and only parser and webhook reject."""
     detail: Callable[[T], str] | None = None
     """Returns figures to append to the parser's message; None: nothing."""
-    secret: bool = False
+    is_secret: bool = False
     """Whether the value is long or may contain a password, so that messages must not repeat it."""
 
 
@@ -117,7 +119,7 @@ class DeclaredField:
         return self.default is dataclasses.MISSING
 
     @property
-    def mapping(self) -> type[Any] | None:
+    def mapping_class(self) -> type[Any] | None:
         """The dataclass of the value or of each item; None: a scalar type."""
         return typing.cast(type[Any], self.type) if dataclasses.is_dataclass(self.type) else None
 
@@ -191,7 +193,7 @@ def check_names(
         raise SpecError(path or "the document", name, f"there is no field of that name; {hint}")
 
 
-def read(cls: type[T], body: object, path: str, values: Mapping[str, Any] | None = None) -> T:
+def read_dataclass(cls: type[T], body: object, path: str, values: Mapping[str, Any] | None = None) -> T:
     """Reads an instance of the dataclass `cls` from a mapping and checks its rules. Raises SpecError.
 
     Args:
@@ -223,7 +225,7 @@ def check_rules(rules: tuple[Rule[T], ...], instance: T, body: Mapping[str, Any]
         body: the mapping from which it was read.
     """
     for rule in rules:
-        if rule.holds(instance):
+        if rule.is_satisfied(instance):
             continue
         values = {name: _value_at(body, name) for name in rule.fields}
         set_values = {name: value for name, value in values.items() if value is not None}
@@ -235,7 +237,7 @@ def check_rules(rules: tuple[Rule[T], ...], instance: T, body: Mapping[str, Any]
         if len(rule.fields) == 1:
             path = f"{path}.{rule.fields[0]}"
             displayed = next(iter(set_values.values()), Redacted("its default"))
-        is_hidden = rule.secret or any("@" in str(value) for value in set_values.values())  # user:password@host
+        is_hidden = rule.is_secret or any("@" in str(value) for value in set_values.values())  # user:password@host
         detail = "" if rule.detail is None else f": {rule.detail(instance)}"
         raise SpecError(path, Redacted() if is_hidden else displayed, rule.message + detail)
 
@@ -261,8 +263,8 @@ QUANTITY = r"([0-9]{1,18})(\.[0-9]{1,9})?([kMGTP]?|[KMGTP]i)"
 def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
     """Reads the value of a field, or each item of its list. Raises SpecError."""
     field = declared.field
-    if isinstance(value, str) and value in field.foreign:
-        raise SpecError(path, value, field.instead)
+    if isinstance(value, str) and value in field.rejected_values:
+        raise SpecError(path, value, field.rejection_hint)
     if not declared.is_list:
         return _read_item(declared, value, path)
     values = tuple(
@@ -278,8 +280,8 @@ def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
 def _read_item(declared: DeclaredField, value: Any, path: str) -> Any:
     """Reads one value by the type of its field. Raises SpecError."""
     field, value_type = declared.field, declared.type
-    if declared.mapping is not None:
-        return read(declared.mapping, value, path)
+    if declared.mapping_class is not None:
+        return read_dataclass(declared.mapping_class, value, path)
     if declared.words and isinstance(value, str):
         if value in declared.words:
             return value
@@ -293,7 +295,7 @@ def _read_item(declared: DeclaredField, value: Any, path: str) -> Any:
     if field.quantity:
         return parse_quantity(value, path, field)
     if value_type is str:
-        return text(value, path, field)
+        return require_text(value, path, field)
     if value_type is bool:
         if not isinstance(value, bool):
             raise SpecError(path, value, "true or false is allowed")
@@ -305,12 +307,14 @@ def require_list(value: object, path: str, field: Field) -> list[Any]:
     """Returns `value` if it is a list of an allowed length. Raises SpecError."""
     if not isinstance(value, list):
         raise SpecError(path, value, "a list is allowed")
-    if not field.least_items <= len(value) <= field.items:
-        raise SpecError(path, Redacted(f"a list of {len(value)}"), f"{field.least_items} to {field.items} are allowed")
+    if not field.min_items <= len(value) <= field.max_items:
+        raise SpecError(
+            path, Redacted(f"a list of {len(value)}"), f"{field.min_items} to {field.max_items} are allowed"
+        )
     return value
 
 
-def text(value: object, path: str, field: Field = ANYTHING) -> str:
+def require_text(value: object, path: str, field: Field = ANYTHING) -> str:
     """Returns `value` if it is a non-empty line of text within the limits of `field`. Raises SpecError."""
     if not isinstance(value, str) or not value:
         raise SpecError(path, value, "non-empty text is allowed (numbers and true/false in quotes)")
@@ -318,8 +322,8 @@ def text(value: object, path: str, field: Field = ANYTHING) -> str:
     displayed = Redacted() if "@" in value else value
     if _CONTROL_CHARACTER.search(value):
         raise SpecError(path, displayed, "one line of text without control characters is allowed")
-    if len(value) > field.characters:
-        raise SpecError(path, displayed, f"at most {field.characters} characters are allowed")
+    if len(value) > field.max_characters:
+        raise SpecError(path, displayed, f"at most {field.max_characters} characters are allowed")
     if field.pattern and not re.fullmatch(field.pattern, value):
         raise SpecError(path, displayed, f"{field.allowed} is allowed")
     return value
@@ -328,8 +332,8 @@ def text(value: object, path: str, field: Field = ANYTHING) -> str:
 def require_number(value: object, path: str, field: Field, is_integer: bool) -> int | float:
     """Returns `value` if it is a number in the range of `field`. Raises SpecError."""
     is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
-    if not is_number or not field.holds(typing.cast(float, value)):
-        raise SpecError(path, value, f"{field.numbers(is_integer)} is allowed")
+    if not is_number or not field.allows(typing.cast(float, value)):
+        raise SpecError(path, value, f"{field.describe_numbers(is_integer)} is allowed")
     return typing.cast(int, value) if is_integer else float(typing.cast(float, value))
 
 
@@ -338,8 +342,8 @@ def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
     size = _bytes_of(value)
     if not size:
         raise SpecError(path, value, "a positive number of bytes is allowed, such as 8Gi, 500M or 1048576")
-    if not field.holds(size):
-        raise SpecError(path, value, f"at least {quantity_of(int(field.least))}, in {field.unit}, is allowed")
+    if not field.allows(size):
+        raise SpecError(path, value, f"at least {quantity_of(int(field.min_value))}, in {field.unit}, is allowed")
     return size
 
 

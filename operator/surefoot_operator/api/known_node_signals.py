@@ -56,7 +56,7 @@ _UPGRADE_STATES = (
 """States in which a driver upgrade waits until pods have left the node. `upgrade-required` is none of them: all nodes have it at
 once, and only a few at a time are upgraded."""
 
-WRITERS = (
+SIGNAL_SOURCES = (
     NodeSignalSource("Surefoot", "#what-others-hear", _signals("condition", "unhealthy", "SurefootUnhealthy=True")),
     NodeSignalSource(
         "Cluster autoscaler",
@@ -197,7 +197,7 @@ WRITERS = (
     ),
 )
 
-NOT_OF_THE_NODE = {
+IGNORED_REASONS = {
     "AcceleratedHardwareReady": ("DCGMError", "DCGMDiagnosticFailure"),
     "NetworkingReady": ("IPAMDNotReady", "IPAMDNotRunning", "NPANotRunning"),
 }
@@ -206,7 +206,7 @@ NOT_OF_THE_NODE = {
 
 def signals_by_meaning(*meanings: SignalMeaning) -> NodeSignals:
     """Returns all known signals with one of these meanings."""
-    signals = [signal for source in WRITERS for signal in source.signals if signal.meaning in meanings]
+    signals = [signal for source in SIGNAL_SOURCES for signal in source.signals if signal.meaning in meanings]
     return NodeSignals(*(tuple(s.name for s in signals if s.kind == kind) for kind in ("taint", "condition", "label")))
 
 

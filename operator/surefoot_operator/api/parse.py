@@ -23,10 +23,10 @@ from surefoot_operator.api.fields import (
     check_rules,
     declared_fields,
     optional_mapping,
-    read,
+    read_dataclass,
     require_mapping,
     require_number,
-    text,
+    require_text,
 )
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
@@ -48,10 +48,10 @@ from surefoot_operator.errors import Redacted, SpecError
 TRAINER = "trainer"
 _PATH = "spec.template"
 CONTAINER_NAME = Field(
-    characters=63, pattern="[a-z0-9]([-a-z0-9]*[a-z0-9])?", allowed="a name of a-z, 0-9 and -, not ending with -,"
+    max_characters=63, pattern="[a-z0-9]([-a-z0-9]*[a-z0-9])?", allowed="a name of a-z, 0-9 and -, not ending with -,"
 )
-VARIABLE_NAME = Field(characters=512, pattern="[ -<>-~]+", allowed="a name of printable ASCII characters but =")
-GRACE_PERIOD = Field(unit="seconds", most=10_000_000)
+VARIABLE_NAME = Field(max_characters=512, pattern="[ -<>-~]+", allowed="a name of printable ASCII characters but =")
+GRACE_PERIOD = Field(unit="seconds", max_value=10_000_000)
 # fields of a pod that a platform reads or adds to, like the program of the trainer
 _POD_LISTS = ("volumes", "topologySpreadConstraints", "tolerations", "initContainers", "imagePullSecrets")
 _POD_MAPPINGS = ("affinity", "securityContext")
@@ -79,7 +79,7 @@ POD_RULES: tuple[Rule[dict[str, Any]], ...] = (
         lambda pod: [container["name"] for container in pod["containers"]].count(TRAINER) == 1,
         "self.containers.exists_one(c, c.name == 'trainer')",
         detail=lambda pod: f"they are named {', '.join(container['name'] for container in pod['containers'])}",
-        secret=True,
+        is_secret=True,
     ),
 )
 """Rules for a pod. The CRD has two more; here, their errors also name the container and the variable."""
@@ -146,7 +146,7 @@ def _check_pod(pod: dict[str, Any]) -> None:
 def _check_container(body: object, path: str) -> str:
     """Checks a container and returns its name."""
     container = require_mapping(body, path)
-    name = text(container.get("name"), f"{path}.name", CONTAINER_NAME)
+    name = require_text(container.get("name"), f"{path}.name", CONTAINER_NAME)
     for field in _CONTAINER_LISTS:
         _check_mappings(container.get(field), f"{path}.{field}")
     resources = optional_mapping(container.get("resources"), f"{path}.resources")
@@ -179,7 +179,7 @@ def _read_trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> 
         command=command,
         args=_read_texts(container.get("args"), f"{path}.args"),
         env=_read_environment(container.get("env"), f"{path}.env", trainer=True),
-        working_dir=None if directory is None else text(directory, f"{path}.workingDir"),
+        working_dir=None if directory is None else require_text(directory, f"{path}.workingDir"),
         raw=raw,
     )
 
@@ -209,7 +209,7 @@ def _read_environment(body: object, path: str, trainer: bool) -> tuple[tuple[str
     pairs = []
     for index, item in enumerate(body):
         entry = require_mapping(item, f"{path}[{index}]")
-        name = text(entry.get("name"), f"{path}[{index}].name", VARIABLE_NAME)
+        name = require_text(entry.get("name"), f"{path}[{index}].name", VARIABLE_NAME)
         if trainer and name.startswith(RESERVED_VARIABLES):
             raise SpecError(f"{path}[{index}].name", name, VARIABLES_RESERVED)
         if "valueFrom" in entry:
@@ -407,7 +407,7 @@ def _read_metadata(body: object) -> dict[str, Any]:
 
 def _read_name(value: object, field: str, pattern: str, allowed: str) -> str:
     """Returns a field of the metadata that must match a pattern. Raises SpecError."""
-    name = text(value, f"metadata.{field}")
+    name = require_text(value, f"metadata.{field}")
     if not re.fullmatch(pattern, name):
         raise SpecError(f"metadata.{field}", name, f"{allowed}, are allowed")
     return name
@@ -419,4 +419,4 @@ def parse_spec(body: object) -> TrainingJobSpec:
     check_content(fields, "spec")
     # names first: a misspelt `template` would otherwise be reported as a missing one
     check_names(fields, declared_fields(TrainingJobSpec), "spec", TrainingJobSpec.UNSUPPORTED)
-    return read(TrainingJobSpec, fields, "spec", {"template": read_template(fields.get("template"))})
+    return read_dataclass(TrainingJobSpec, fields, "spec", {"template": read_template(fields.get("template"))})

@@ -29,14 +29,14 @@ FINALIZER = f"{GROUP}/persistent-data"
 
 # ---- kinds of fields -------------------------------------------------------------------------------------------------
 
-Workers = Annotated[int, Field(unit="workers", least=1, most=100_000)]
+Workers = Annotated[int, Field(unit="workers", min_value=1, max_value=100_000)]
 Restarts = Annotated[int, Field(unit="restarts")]
-Steps = Annotated[int, Field(unit="steps", least=1)]
+Steps = Annotated[int, Field(unit="steps", min_value=1)]
 Seconds = Annotated[float, Field(unit="seconds")]
-PositiveSeconds = Annotated[float, Field(unit="seconds", least=0.001)]
+PositiveSeconds = Annotated[float, Field(unit="seconds", min_value=0.001)]
 """A timeout or a delay: at least a millisecond, because no loop of the operator is faster."""
 Bytes = Annotated[int, Field(unit="bytes", quantity=True)]
-Bandwidth = Annotated[int, Field(unit="bytes a second", least=1 << 20, quantity=True, name="bandwidth")]
+Bandwidth = Annotated[int, Field(unit="bytes a second", min_value=1 << 20, quantity=True, name="bandwidth")]
 """At least 1 MiB a second: with less, each chunk would take seconds and saves would never complete."""
 _OBJECT_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _FOLDER_OR_BUCKET = "^(file:///.+|s3://[^/].*)$"
@@ -61,7 +61,7 @@ class ElasticPolicy:
     replica_increment_step: Workers = 1
     """Allowed numbers of workers are `minReplicas`, `minReplicas` + step, and so on up to `maxReplicas`."""
     replica_discrete_values: Annotated[
-        tuple[int, ...], Field(unit="workers", least=1, most=100_000, items=64, unique="value")
+        tuple[int, ...], Field(unit="workers", min_value=1, max_value=100_000, max_items=64, unique="value")
     ] = ()
     """Allowed numbers of workers, each between `minReplicas` and `maxReplicas`. Cannot be combined with
     `replicaIncrementStep`."""
@@ -124,8 +124,8 @@ class RunPolicy:
     clean_pod_policy: Annotated[
         Literal["Running", "All"],
         Field(
-            foreign=("None",),
-            instead="write Running (the default): pods that ended by themselves stay for their logs; a pod that still runs"
+            rejected_values=("None",),
+            rejection_hint="write Running (the default): pods that ended by themselves stay for their logs; a pod that still runs"
             " would occupy its node for ever, because nothing would delete it",
         ),
     ] = "Running"
@@ -150,7 +150,7 @@ class SchedulingPolicy:
     """Gang scheduler whose PodGroup the workers belong to: `Coscheduling` (the plugin of scheduler-plugins,
     `scheduling.x-k8s.io/v1alpha1`). The minimum of the group is the smallest allowed number of workers. If the template has
     no `schedulerName`, Surefoot sets `scheduler-plugins-scheduler`."""
-    schedule_timeout_seconds: Annotated[int | None, Field(unit="seconds", least=1, most=2**31 - 1)] = None
+    schedule_timeout_seconds: Annotated[int | None, Field(unit="seconds", min_value=1, max_value=2**31 - 1)] = None
     """Time for which coscheduling reserves nodes for the first workers of an incomplete group. Whole seconds. Without it,
     the configuration of the plugin applies."""
 
@@ -166,7 +166,7 @@ class SchedulingPolicy:
 class ExitCodes:
     """The exit codes to which a rule applies."""
 
-    values: Annotated[tuple[int, ...], Field(least=-64, most=255, least_items=1, items=64, unique="value")]
+    values: Annotated[tuple[int, ...], Field(min_value=-64, max_value=255, min_items=1, max_items=64, unique="value")]
     """Exit codes. −N means that signal N ended the trainer."""
     operator: Literal["In", "NotIn"] = "In"
     """`In`: the rule applies to these codes. `NotIn`: it applies to all others."""
@@ -176,7 +176,7 @@ class ExitCodes:
 class FailureRule:
     """An action for certain exit codes of a trainer. The first rule that matches applies."""
 
-    name: Annotated[str, Field(characters=253)]
+    name: Annotated[str, Field(max_characters=253)]
     """Name of the rule in messages; unique in the list."""
     action: Literal["FailJob", "Restart", "RestartAndIgnoreMaxRestarts"]
     """`FailJob`: fail the job. `Restart`: restart all ranks. `RestartAndIgnoreMaxRestarts`: restart without counting it
@@ -198,7 +198,7 @@ class FailurePolicy:
     less exactly, but their number stays exact. Without it, there is no such limit."""
     eval_period_seconds: PositiveSeconds = 3600.0
     """Window in which `maxRestarts` counts restarts and `maxExcludedNodes` counts failures of a node."""
-    max_no_progress_restarts: Annotated[int, Field(unit="restarts", least=1)] = 3
+    max_no_progress_restarts: Annotated[int, Field(unit="restarts", min_value=1)] = 3
     """Maximum number of consecutive restarts without a new step before the job fails, whatever the exit codes. Restarts that
     a lost node, agent or worker explains do not count. After the first, the operator pauses before the next restart: 1 s,
     2 s, 4 s, … up to 60 s."""
@@ -207,7 +207,7 @@ class FailurePolicy:
     `evalPeriodSeconds`, after two or more failures there within that time. 0: none. Without it, the job evacuates
     [one node at a time, if that costs less than its failures](operations.md#waiting-shrinking-and-growing). The nodes are
     listed in `status.excludedNodes`."""
-    rules: Annotated[tuple[FailureRule, ...], Field(items=32, unique="name")] = ()
+    rules: Annotated[tuple[FailureRule, ...], Field(max_items=32, unique="name")] = ()
     """[Actions by exit code](#specfailurepolicyrules). The first rule that matches applies."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
@@ -222,15 +222,16 @@ class NodeSignals:
     Workers of such a node move to other nodes after all ranks have saved one step.
     """
 
-    taints: Annotated[tuple[str, ...], Field(characters=512, items=64)] = ()
+    taints: Annotated[tuple[str, ...], Field(max_characters=512, max_items=64)] = ()
     """Keys of node taints, whatever their value and effect."""
     conditions: Annotated[
-        tuple[str, ...], Field(characters=512, items=64, pattern="[^=]+=.+", allowed="Type=Status of a condition")
+        tuple[str, ...],
+        Field(max_characters=512, max_items=64, pattern="[^=]+=.+", allowed="Type=Status of a condition"),
     ] = ()
     """Node conditions as `Type=Status`, for example `GpuUnhealthy=True`."""
     # a label may have no value; a condition always has a status
     labels: Annotated[
-        tuple[str, ...], Field(characters=512, items=64, pattern="[^=]+=.*", allowed="key=value of a label")
+        tuple[str, ...], Field(max_characters=512, max_items=64, pattern="[^=]+=.*", allowed="key=value of a label")
     ] = ()
     """Node labels as `key=value`."""
 
@@ -247,11 +248,11 @@ class NumericsPolicy:
     fail the job. `Rollback`: return to the last known good checkpoint and skip the batches since."""
     on_spike: NumericsAction = "Warn"
     """Action when a loss or gradient norm is far above those of the steps before: `Warn`, `Stop` or `Rollback`."""
-    spike_steps: Annotated[int, Field(unit="steps", least=1, most=1000)] = 3
+    spike_steps: Annotated[int, Field(unit="steps", min_value=1, max_value=1000)] = 3
     """Number of consecutive anomalous steps, on at least half of the workers, that count as a spike."""
-    good_after_steps: Annotated[int, Field(unit="steps", least=1, most=100_000)] = 10
+    good_after_steps: Annotated[int, Field(unit="steps", min_value=1, max_value=100_000)] = 10
     """Number of later steps without a loss anomaly after which a checkpoint counts as known good."""
-    max_rollbacks: Annotated[int, Field(least=1, most=100)] = 3
+    max_rollbacks: Annotated[int, Field(min_value=1, max_value=100)] = 3
     """Maximum number of consecutive rollbacks without a known good checkpoint beyond the step that the former one had
     reached. The next rollback fails the job instead."""
 
@@ -260,7 +261,7 @@ class NumericsPolicy:
 class HealthPolicy:
     """Timeouts for workers and steps, and actions for unhealthy nodes, stragglers and loss anomalies."""
 
-    heartbeat_seconds: Annotated[float, Field(unit="seconds", least=0.05, most=60)] = 0.5
+    heartbeat_seconds: Annotated[float, Field(unit="seconds", min_value=0.05, max_value=60)] = 0.5
     """Time between two heartbeats of an agent that has nothing else to send."""
     heartbeat_timeout_seconds: PositiveSeconds = 3.0
     """Time without any message of its agent after which a worker counts as lost. Broken connections and exited processes are
@@ -326,9 +327,9 @@ class MemoryTierSpec:
     [The operator chooses the steps](#intervals-that-the-operator-chooses)."""
     interval: Literal["auto"] | None = None
     """Alternative to `intervalSteps`: with `auto`, the operator chooses the interval with the lowest expected cost."""
-    replicas: Annotated[int, Field(unit="copies", least=1, most=16)] = 2
+    replicas: Annotated[int, Field(unit="copies", min_value=1, max_value=16)] = 2
     """Number of nodes that keep a copy of each save; fewer if the job has fewer nodes."""
-    keep: Annotated[int, Field(unit="checkpoints", least=1, most=1000)] = 2
+    keep: Annotated[int, Field(unit="checkpoints", min_value=1, max_value=1000)] = 2
     """Number of complete checkpoints to keep. The newest complete one is never deleted."""
     size_limit_bytes: Annotated[int | None, Field(unit="bytes", quantity=True, name="sizeLimit")] = None
     """Maximum size of the job's checkpoints on one node. On a cluster, `CheckpointsFit` compares the job with it and
@@ -338,7 +339,7 @@ class MemoryTierSpec:
     topology_key: Annotated[
         str,
         Field(
-            characters=317,
+            max_characters=317,
             pattern=r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
             allowed="the key of a node label, such as topology.kubernetes.io/zone,",
         ),
@@ -380,7 +381,7 @@ class PersistentTierSpec:
     [The operator chooses](#intervals-that-the-operator-chooses) among the checkpoints in memory."""
     interval: Literal["auto"] | None = None
     """Alternative to `intervalSteps`: with `auto`, the operator chooses the interval with the lowest expected cost."""
-    keep: Annotated[int, Field(unit="checkpoints", least=1)] = 3
+    keep: Annotated[int, Field(unit="checkpoints", min_value=1)] = 3
     """Number of newest complete checkpoints to keep."""
     keep_every_steps: Steps | None = None
     """Also keep, permanently, the first checkpoint at or after every multiple of this many steps."""
@@ -398,14 +399,14 @@ class PersistentTierSpec:
     region: Annotated[
         str | None,
         Field(
-            characters=63,
+            max_characters=63,
             pattern="[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
             allowed="the name of a region, such as eu-central-1,",
         ),
     ] = None
     """Region of the bucket."""
     secret_ref: Annotated[
-        str | None, Field(characters=253, pattern=_OBJECT_NAME, allowed="the name of a secret (a-z, 0-9, - and .)")
+        str | None, Field(max_characters=253, pattern=_OBJECT_NAME, allowed="the name of a secret (a-z, 0-9, - and .)")
     ] = None
     """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. Without it, the identity of the pod is used.
     `surefoot local` takes both from its environment."""
@@ -427,7 +428,7 @@ class PersistentTierSpec:
             "credentials are not allowed in uri: use secretRef",
             lambda tier: not _has_credentials(tier.uri),
             f"!self.uri.matches('{_CREDENTIALS}')",
-            secret=True,
+            is_secret=True,
         ),
         Rule(
             ("uri",),
@@ -476,7 +477,7 @@ class RestoreFrom:
             "credentials are not allowed in uri: use persistent.secretRef",
             lambda source: not _has_credentials(source.uri),
             f"!has(self.uri) || !self.uri.matches('{_CREDENTIALS}')",
-            secret=True,
+            is_secret=True,
         ),
         Rule(
             ("uid", "uri"),
@@ -564,15 +565,15 @@ class TrainingJobSpec:
         int,
         Field(
             unit="ranks",
-            least=1,
-            most=1024,
-            foreign=("auto", "gpu", "cpu"),
-            instead="write the number of trainers in each worker, usually that of its GPUs: the world size and the"
+            min_value=1,
+            max_value=1024,
+            rejected_values=("auto", "gpu", "cpu"),
+            rejection_hint="write the number of trainers in each worker, usually that of its GPUs: the world size and the"
             " placement of checkpoints depend on it before any worker runs on a node",
         ),
     ] = 1
     """Trainers in each worker, one for each rank. The world size is the number of workers × `nprocPerNode`."""
-    spares: Annotated[int, Field(unit="workers", most=1000)] = 0
+    spares: Annotated[int, Field(unit="workers", max_value=1000)] = 0
     """Warm workers in addition to `replicas`, [each on a node of its own](operations.md#spares): started, connected, with the
     program's imports done, but without a rank. A spare takes the ranks of a lost worker at once and is then replaced.
     Spares never increase the number of training workers above `replicas`."""
@@ -582,7 +583,7 @@ class TrainingJobSpec:
     managed_by: Annotated[
         str,
         Field(
-            characters=63,
+            max_characters=63,
             pattern="[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
             allowed="the name of a controller, domain/name,",
         ),
@@ -620,7 +621,7 @@ class TrainingJobSpec:
             "the template must not name a pod group: with schedulingPolicy, workers belong to the job's own group",
             lambda spec: spec.scheduling_policy is None or not group_labels_of(spec.template.raw),
             detail=lambda spec: ", ".join(f"metadata.labels {label}" for label in group_labels_of(spec.template.raw)),
-            secret=True,
+            is_secret=True,
         ),
         # not in CEL: this arithmetic over three policies would be an unreadable rule
         Rule(

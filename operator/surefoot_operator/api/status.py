@@ -493,7 +493,7 @@ class StatusPrecondition:
         return f"serial {self.serial} with {membership}"
 
 
-def stamp(status: JobStatus) -> StatusPrecondition:
+def precondition_of(status: JobStatus) -> StatusPrecondition:
     """Returns the precondition for replacing this status."""
     membership = status.membership
     if membership is None:
@@ -506,7 +506,7 @@ def condition_of(status: JobStatus, kind: str) -> Condition | None:
     return next((condition for condition in status.conditions if condition.type == kind), None)
 
 
-def slow_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
+def straggler_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
     """Returns the nodes that are still avoided because a rank was slow there."""
     active = [straggler for straggler in status.replaced_stragglers if straggler.until_seconds > now]
     return tuple(
@@ -532,7 +532,7 @@ def to_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(round(seconds, 6), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def moment_seconds(text: object) -> float | None:
+def parse_rfc3339(text: object) -> float | None:
     """Returns the Unix seconds of an RFC 3339 time; None for anything else."""
     if not isinstance(text, str) or len(text) > _MAX_CHARACTERS or _RFC3339.fullmatch(text) is None:
         return None

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
-from surefoot.protocol.codec import JsonShape, TypeMismatch, read
+from surefoot.protocol.codec import JsonShape, TypeMismatch, build_from_json
 from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 from surefoot_operator.api.fields import camel_case
-from surefoot_operator.api.status import JobStatus, Member, moment_seconds, to_rfc3339
+from surefoot_operator.api.status import JobStatus, Member, parse_rfc3339, to_rfc3339
 from surefoot_operator.errors import InvariantViolation
 
 # ---- times as text ---------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def with_seconds(body: Any) -> Any:
 
 def _parse_time(value: Any, path: str) -> float:
     """Returns the Unix seconds of an RFC 3339 time. Raises TypeMismatch."""
-    seconds = moment_seconds(value)
+    seconds = parse_rfc3339(value)
     if seconds is None:
         raise TypeMismatch(path, f"is {value!r}, which is no time such as 2026-01-31T12:00:00.000000Z")
     return seconds
@@ -181,7 +181,7 @@ def _read_texts(body: Mapping[str, Any], name: str, path: str) -> tuple[str, ...
 SCHEMA_VERSION = 1
 """The `schemaVersion` that this operator writes, and the only one that it reads."""
 
-_SHAPE = JsonShape(foreign=True, rename=camel_case)
+_SHAPE = JsonShape(ignores_unknown_fields=True, rename=camel_case)
 
 
 def status_to_json(status: JobStatus) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _read_status(body: dict[str, Any]) -> JobStatus:
     if isinstance(membership, dict):
         members = _parse_members(_read_texts(membership, "members", ".membership"))
         body["membership"] = {name: value for name, value in membership.items() if name != "members"}
-    status = read(JobStatus, with_seconds(body), _SHAPE)
+    status = build_from_json(JobStatus, with_seconds(body), _SHAPE)
     if status.membership is not None:
         status = replace(status, membership=replace(status.membership, members=members))
     return replace(status, assigned_servers=servers)

@@ -71,7 +71,7 @@ LEVELS = (
 )
 
 
-def levels(topology_key: str) -> tuple[TopologyLevel, ...]:
+def spread_levels(topology_key: str) -> tuple[TopologyLevel, ...]:
     """Returns the levels over which a job spreads its copies, from the level of its `topologyKey` on.
 
     The default key, the host name, means all levels. An unknown label becomes a level above all others.
@@ -89,7 +89,7 @@ def topology_path(labels: Mapping[str, str], topology_key: str = HOSTNAME) -> tu
 
     Empty: the node has no topology label.
     """
-    path = [next(_values(labels, level), "") for level in levels(topology_key)]
+    path = [next(_values(labels, level), "") for level in spread_levels(topology_key)]
     # a missing label between two others stays as "", so that paths of different nodes compare level by level
     while path and not path[-1]:
         path.pop()

@@ -18,7 +18,7 @@ from typing import Any
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
-from surefoot.memory_server.server_process import find_program
+from surefoot.memory_server.server_process import find_server_program
 from surefoot.protocol.text import format_bytes, join_names
 from surefoot_operator.api.fields import declared_fields
 from surefoot_operator.api.spec import GROUP, VERSION, PersistentTierSpec, TrainingJob, TrainingJobSpec
@@ -226,7 +226,7 @@ def _properties(schema: Object, part: str) -> Object:
 async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
     needed = Permission("list", "deployments", group="apps")
     found = await listed_objects(
-        cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART}=operator"}
+        cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART_LABEL}=operator"}
     )
     if not found:
         return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
@@ -259,7 +259,7 @@ def _chart_version(deployment: Object) -> Any:
 async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
     needed = Permission("list", "endpointslices", group="discovery.k8s.io")
-    slices = await listed_objects(cluster, SLICES, needed, {"labelSelector": f"{api_objects.PART}=coordinator"})
+    slices = await listed_objects(cluster, SLICES, needed, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"})
     addresses: dict[tuple[str, str], list[str]] = {}
     for one in slices:
         namespace = str(one["metadata"].get("namespace"))
@@ -285,7 +285,7 @@ async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
 async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
     needed = Permission("list", "daemonsets", group="apps")
     found = await listed_objects(
-        cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.HOLDER_SELECTOR}
+        cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.MEMORY_SERVER_SELECTOR}
     )
     if not found:
         said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
@@ -354,7 +354,7 @@ def _check_torch() -> Finding:
 
 def _check_redis() -> Finding:
     try:
-        return Finding("redis", "ok", find_program())
+        return Finding("redis", "ok", find_server_program())
     except ConfigurationError as error:
         return Finding("redis", "warning", f"surefoot local cannot run here: {error}")
 

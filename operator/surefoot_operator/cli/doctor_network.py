@@ -120,16 +120,18 @@ async def run_probe(cluster: ClusterConnection, asker: ProbeWorker) -> tuple[Rea
     path = api_objects.core_path(asker.namespace, "pods", asker.pod) + "/exec"
     told = json.dumps([inspect.getsource(reach_program), asker.targets])
     try:
-        ran = await cluster.api.exec_in_pod(path, api_objects.TRAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
+        ran = await cluster.api.exec_in_pod(
+            path, api_objects.TRAINER_CONTAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS
+        )
     except PlatformError as error:
         if isinstance(error, ApiError) and error.code == 403:
             return str(describe_api_error(error, Permission("create", "pods/exec", asker.namespace), cluster.server))
         return f"worker {asker.pod} on {asker.node}: {error}"
-    if ran.problem:
-        return f"worker {asker.pod} on {asker.node}: {ran.problem} {ran.errors.strip()[-200:]}".strip()
+    if ran.failure:
+        return f"worker {asker.pod} on {asker.node}: {ran.failure} {ran.stderr.strip()[-200:]}".strip()
     try:
         return tuple(
-            replace(way, source=asker.node) for way in msgspec.json.decode(ran.output, type=list[ReachabilityResult])
+            replace(way, source=asker.node) for way in msgspec.json.decode(ran.stdout, type=list[ReachabilityResult])
         )
     except msgspec.DecodeError as error:
         return f"worker {asker.pod} on {asker.node} answered what cannot be read: {error!r}"

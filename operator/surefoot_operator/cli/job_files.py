@@ -15,11 +15,11 @@ from surefoot_operator.api.loading import load_documents, load_yaml
 from surefoot_operator.api.parse import MAX_DOCUMENT_CHARACTERS, parse_job
 from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say, warn
-from surefoot_operator.convert.conversion import KNOWN, converted, of_command
-from surefoot_operator.convert.job_draft import rendered
+from surefoot_operator.convert.conversion import KNOWN, convert_command, convert_documents
+from surefoot_operator.convert.job_draft import render_yaml
 from surefoot_operator.convert.manifest import NotConvertible
 from surefoot_operator.errors import SpecError
-from surefoot_operator.platforms.local.platform import ignored_parts
+from surefoot_operator.platforms.local.platform import list_ignored_fields
 
 
 def add_validate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run_validate(given: argparse.Namespace) -> int:
     job = read_job(given.file)
     sizes = ", ".join(map(str, allowed_sizes(job.spec)))
     say(f"{given.file} is valid: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
-    for name in ignored_parts(job.spec):
+    for name in list_ignored_fields(job.spec):
         say(f"`surefoot local` ignores: {name}")
     return EXIT_OK
 
@@ -75,12 +75,12 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 def run_convert(given: argparse.Namespace) -> int:
     try:
         if given.file is None:
-            conversions, others = [of_command(given.command_line)], list[str]()
+            conversions, others = [convert_command(given.command_line)], list[str]()
         else:
-            conversions, others = converted(load_documents(_substituted(_content(given.file), given.set)))
+            conversions, others = convert_documents(load_documents(_substituted(_content(given.file), given.set)))
     except (NotConvertible, SpecError) as error:
         raise UsageError(f"{given.file or 'the command line'}: {error}") from error
-    sys.stdout.write("---\n".join(rendered(one) for one in conversions))
+    sys.stdout.write("---\n".join(render_yaml(one) for one in conversions))
     sys.stdout.flush()
     for one in conversions:
         warn(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surefoot_operator.api.status import Incident, JobStatus, moment_seconds
+from surefoot_operator.api.status import Incident, JobStatus, parse_rfc3339
 from surefoot_operator.cli.cluster_access import ClusterConnection, Permission, describe_api_error
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import (
@@ -125,7 +125,7 @@ async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) ->
     if selected is None:
         return
     choice, pod = selected
-    say(heading(choice, _label(pod, api_objects.WORKER_INDEX), _label(pod, api_objects.ATTEMPT)))
+    say(heading(choice, _label(pod, api_objects.WORKER_INDEX_LABEL), _label(pod, api_objects.ATTEMPT_LABEL)))
     lines = _pod_lines(cluster, pod, args, choice.rank)
     if args.follow:
         async for line in lines:
@@ -152,11 +152,11 @@ def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> 
     fitting = [
         pod
         for pod in pods
-        if _label(pod, api_objects.WORKER_INDEX) == worker
-        and attempt in (None, _label(pod, api_objects.ATTEMPT))
+        if _label(pod, api_objects.WORKER_INDEX_LABEL) == worker
+        and attempt in (None, _label(pod, api_objects.ATTEMPT_LABEL))
         and (choice.blamed is None or _created_seconds(pod) <= choice.blamed.detected_seconds)
     ]
-    return max(fitting, key=lambda pod: _label(pod, api_objects.ATTEMPT), default=None)
+    return max(fitting, key=lambda pod: _label(pod, api_objects.ATTEMPT_LABEL), default=None)
 
 
 def _label(pod: Object, name: str) -> int:
@@ -165,7 +165,7 @@ def _label(pod: Object, name: str) -> int:
 
 
 def _created_seconds(pod: Object) -> float:
-    return moment_seconds(pod["metadata"].get("creationTimestamp")) or 0.0
+    return parse_rfc3339(pod["metadata"].get("creationTimestamp")) or 0.0
 
 
 async def _pod_lines(
@@ -176,7 +176,7 @@ async def _pod_lines(
     path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
     # a rank's lines are among the others' in one stream: more are asked for than are shown
     count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
-    query: dict[str, str | int] = {"container": api_objects.TRAINER, "tailLines": count}
+    query: dict[str, str | int] = {"container": api_objects.TRAINER_CONTAINER, "tailLines": count}
     follow = {"follow": "true"} if args.follow else {}
     rest = b""
     try:
@@ -226,7 +226,7 @@ class LogFile:
 
 
 def _show_file(args: argparse.Namespace) -> None:
-    logs = RunFolder(args.run_folder).logs
+    logs = RunFolder(args.run_folder).logs_folder
     choices = log_choices(read_run(args.run_folder).stored.status, args)
     selected = first_log(choices, lambda choice: select_file(choice, logs))
     if selected is None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
-from surefoot.memory_server.server_process import find_program
+from surefoot.memory_server.server_process import find_server_program
 from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS
 from surefoot.protocol.text import short_repr
 from surefoot_operator.api.parse import parse_job
@@ -45,7 +45,7 @@ from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
 from surefoot_operator.cli.report.page import render_page
 from surefoot_operator.optional_dependencies import missing_module
 from surefoot_operator.platforms.local.local_nodes import LocalNodes
-from surefoot_operator.platforms.local.platform import Store, ignored_parts
+from surefoot_operator.platforms.local.platform import RunFolderStore, list_ignored_fields
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 _PAGE_ENDINGS = (".html", ".htm")
@@ -142,7 +142,7 @@ def check(given: argparse.Namespace) -> LocalRequest:
     try:
         faults = parse_faults(given.fault, nodes)
         check_faults(faults, job.spec.health_policy)
-        find_program()
+        find_server_program()
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error
     if given.report is not None:
@@ -167,7 +167,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     if args.compare:
         document = run_report.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
-    for name in ignored_parts(request.job.spec):
+    for name in list_ignored_fields(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
     disturbed = run_job(request, root, request.faults, stop)
     reference = None
@@ -211,8 +211,8 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
     machine = LocalNodes(folder, memory.size_limit_bytes, args.metrics, args.servers)
     interrupted = False
     try:
-        machine.open()
-        job = Store(folder).write_job(request.document, str(uuid.uuid4()))
+        machine.lock_run_folder()
+        job = RunFolderStore(folder).write_job(request.document, str(uuid.uuid4()))
         progress = RunProgress(folder)
         scene = RunContext(progress, machine, request.nodes, job, request.total_steps)
         with RunView(scene, args.plain) as view:

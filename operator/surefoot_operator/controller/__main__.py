@@ -29,10 +29,10 @@ with require_extra("surefoot-operator", "operator"):
         NAMESPACE_FILE,
         ClusterSettings,
         InvalidSetting,
-        cluster_settings,
+        read_cluster_settings,
     )
-    from surefoot_operator.controller.process_setup import begin_logs, configure_gc
-    from surefoot_operator.platforms.kubernetes.api_client import Api, connect, load_configuration
+    from surefoot_operator.controller.process_setup import configure_gc, configure_logs
+    from surefoot_operator.platforms.kubernetes.api_client import Api, connect_to_api_server, load_configuration
 
 log = logging.getLogger("surefoot_operator.controller")
 
@@ -42,17 +42,17 @@ class OperatorProcess:
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
-        self._stopping, self._ended = asyncio.Event(), asyncio.Event()
+        self._stop_requested, self._operator_ended = asyncio.Event(), asyncio.Event()
         self._operator: asyncio.Task[None] | None = None
         self._api: Api | None = None
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT; raises the operator's error if it ended by one."""
         registry = kopf.OperatorRegistry()  # not the default one, which other code that imports kopf shares
-        kopf.on.startup(registry=registry)(self._start)
-        kopf.on.cleanup(registry=registry)(self._stop)
-        kopf.on.login(registry=registry)(self._login)
-        api = self._api = await connect(self._settings.kubeconfig)
+        kopf.on.startup(registry=registry)(self._start_operator)
+        kopf.on.cleanup(registry=registry)(self._stop_operator)
+        kopf.on.login(registry=registry)(self._kopf_credentials)
+        api = self._api = await connect_to_api_server(self._settings.kubeconfig)
         try:
             await kopf.operator(
                 registry=registry,
@@ -61,27 +61,27 @@ class OperatorProcess:
                 clusterwide=True,
                 # kopf would use the name of its user, who has no name in a container.
                 identity=cast(Any, "surefoot-operator"),
-                stop_flag=self._ended,
+                stop_flag=self._operator_ended,
             )
         finally:
-            await self._stop()  # kopf skips its cleanup if it fails during startup
+            await self._stop_operator()  # kopf skips its cleanup if it fails during startup
             await api.close()
         if self._operator is not None:
             self._operator.result()
 
-    async def _start(self, **_: Any) -> None:
+    async def _start_operator(self, **_: Any) -> None:
         assert self._api is not None, "it is connected before kopf starts"
         operator = ClusterOperator(self._api, self._settings)
-        self._operator = asyncio.create_task(operator.run(self._stopping), name="operator")
-        self._operator.add_done_callback(lambda _: self._ended.set())
+        self._operator = asyncio.create_task(operator.run(self._stop_requested), name="operator")
+        self._operator.add_done_callback(lambda _: self._operator_ended.set())
 
-    async def _stop(self, **_: Any) -> None:
-        self._stopping.set()
+    async def _stop_operator(self, **_: Any) -> None:
+        self._stop_requested.set()
         if self._operator is not None:
             await asyncio.wait((self._operator,))
 
-    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        return await connection_info(self._settings.kubeconfig)
+    async def _kopf_credentials(self, **_: Any) -> kopf.ConnectionInfo:
+        return await kopf_connection_info(self._settings.kubeconfig)
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -96,7 +96,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-async def connection_info(kubeconfig: Path | None) -> kopf.ConnectionInfo:
+async def kopf_connection_info(kubeconfig: Path | None) -> kopf.ConnectionInfo:
     """Returns the API server and credentials for kopf. Raises PlatformError."""
     config = await load_configuration(kubeconfig)
     token = await config.get_api_key_with_prefix("BearerToken")
@@ -116,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pod_namespace = NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.exists() else ""
     try:
         command_arguments = sys.argv[1:] if arguments is None else arguments
-        settings = cluster_settings(os.environ, command_arguments, pod_namespace, secrets.token_hex(3))
-        begin_logs(settings.log_level, settings.log_format)
+        settings = read_cluster_settings(os.environ, command_arguments, pod_namespace, secrets.token_hex(3))
+        configure_logs(settings.log_level, settings.log_format)
     except (InvalidSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from surefoot.task_set import repeat
+from surefoot.task_set import repeat_until_cancelled
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import MANAGER, TrainingJob
 from surefoot_operator.controller import process_metrics
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 # Without it the API server trusts no response of the webhooks and, by their failure policy, admits everything.
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-POLL_SECONDS = 60.0
+CA_BUNDLE_POLL_SECONDS = 60.0
 """An upgrade of the release may overwrite the configuration, without the certificate."""
-RETRY_SECONDS = 2.0
+CA_BUNDLE_RETRY_SECONDS = 2.0
 """Wait after a failed check."""
 
 
@@ -81,7 +81,7 @@ class CaBundleUpdater:
 
     async def run(self) -> None:
         """Checks every minute, until cancelled. A failure is logged and retried."""
-        await repeat(self._try_once)
+        await repeat_until_cancelled(self._try_once)
 
     async def _try_once(self) -> float:
         try:
@@ -90,8 +90,8 @@ class CaBundleUpdater:
             log.warning(
                 "cannot set the admission webhooks' CA certificate, retrying; the API server skips them: %s", error
             )
-            return RETRY_SECONDS
-        return POLL_SECONDS
+            return CA_BUNDLE_RETRY_SECONDS
+        return CA_BUNDLE_POLL_SECONDS
 
     async def update_once(self) -> None:
         """Patches the configuration if necessary. Raises PlatformError."""
@@ -130,9 +130,9 @@ class AdmissionRequest:
     """Namespace of the object."""
     name: str
     """Name of the object; empty if the server will generate it from `generateName`."""
-    body: Object = field(default_factory=dict)
+    new_object: Object = field(default_factory=dict)
     """The object as it would be stored; empty for a deletion."""
-    old: Object = field(default_factory=dict)
+    old_object: Object = field(default_factory=dict)
     """The object as it is stored; empty for a creation."""
 
 
@@ -144,7 +144,7 @@ class AdmissionResponse:
     """Whether the operation is admitted."""
     message: str = ""
     """Why the operation is rejected; empty if it is allowed."""
-    code: int = 200
+    status_code: int = 200
     """HTTP status of a rejection."""
     reason: str = ""
     """Kubernetes' reason for a rejection, such as `Invalid`; empty if the operation is allowed."""
@@ -165,7 +165,7 @@ def reject_for_now(message: str) -> AdmissionResponse:
     return AdmissionResponse(False, message, 429, "TooManyRequests")
 
 
-def read_review(document: object) -> AdmissionRequest:
+def parse_review(document: object) -> AdmissionRequest:
     """Reads an AdmissionReview that the API server sent. Raises InvalidAdmissionReview."""
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or document.get("apiVersion") != API_VERSION:  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ def build_response(review: AdmissionRequest, verdict: AdmissionResponse) -> dict
         response["status"] = {
             "status": "Failure",
             "message": verdict.message,
-            "code": verdict.code,
+            "code": verdict.status_code,
             "reason": verdict.reason,
         }
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
@@ -201,7 +201,7 @@ def build_response(review: AdmissionRequest, verdict: AdmissionResponse) -> dict
 # Serves the admission webhooks over HTTPS. Listens; run by the composition root. If a review fails, the response is an
 # error, and the webhook's failure policy admits the operation: a broken or absent server blocks no user.
 
-MAX_BYTES = 8 * 1024 * 1024
+MAX_REVIEW_BYTES = 8 * 1024 * 1024
 """Maximum size of a review: the old and the new object, each at most 1.5 MiB in etcd and larger as JSON."""
 Decide = Callable[[AdmissionRequest], Awaitable[AdmissionResponse]]
 """Decides about one request."""
@@ -219,18 +219,18 @@ class AdmissionServer:
 
     async def start(self) -> None:
         """Starts to listen. Raises OSError if the port is taken."""
-        app = web.Application(client_max_size=MAX_BYTES)
+        app = web.Application(client_max_size=MAX_REVIEW_BYTES)
         for path in self._paths:
-            app.router.add_post(path, self._answer)
+            app.router.add_post(path, self._handle_review)
         await self._listener.start(app)
 
     async def close(self) -> None:
         await self._listener.close()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_review(self, request: web.Request) -> web.Response:
         path = request.path
         try:
-            review = read_review(await request.json())
+            review = parse_review(await request.json())
             verdict = await self._paths[path](review)
         except (InvalidAdmissionReview, ValueError) as error:
             process_metrics.admission_reviews.labels(path, "unreadable").inc()
@@ -252,9 +252,9 @@ class AdmissionServer:
 # newest copy of some data, evictions are rejected as by a PodDisruptionBudget: `kubectl drain`, autoscalers and
 # upgrades retry.
 
-NODE_SECONDS = 1.0
+NODE_READ_TIMEOUT_SECONDS = 1.0
 """Timeout for reading the node, during which the eviction waits."""
-Key = tuple[str, str]
+_NamespacedName = tuple[str, str]
 """Namespace and name of an object."""
 
 
@@ -269,11 +269,15 @@ class EvictionReviewer:
     """
 
     def __init__(
-        self, api: Api, pods: Mapping[Key, Any], nodes: Mapping[Key, Any], departure: Callable[[str], str]
+        self,
+        api: Api,
+        pods: Mapping[_NamespacedName, Any],
+        nodes: Mapping[_NamespacedName, Any],
+        departure: Callable[[str], str],
     ) -> None:
         self._api, self._pods, self._nodes, self._data_lost_with_node = api, pods, nodes, departure
 
-    async def review(self, review: AdmissionRequest) -> AdmissionResponse:
+    async def review_eviction(self, review: AdmissionRequest) -> AdmissionResponse:
         """Decides about one eviction."""
         pod = self._pods.get((review.namespace, review.name))
         if pod is None or api_objects.controller_of(pod) is None or pod["metadata"].get("deletionTimestamp"):
@@ -284,7 +288,7 @@ class EvictionReviewer:
         data_lost = self._data_lost_with_node(node)
         if not data_lost:
             return ALLOWED
-        process_metrics.evictions_refused.inc()
+        process_metrics.evictions_rejected.inc()
         log.info(
             "rejected the eviction of %s/%s from node %s for now: %s", review.namespace, review.name, node, data_lost
         )
@@ -296,7 +300,7 @@ class EvictionReviewer:
     async def _is_being_evacuated(self, node: str) -> bool:
         """Reads the node from the server: `kubectl drain` evicts right after it cordons, before a watch shows that."""
         try:
-            async with asyncio.timeout(NODE_SECONDS):
+            async with asyncio.timeout(NODE_READ_TIMEOUT_SECONDS):
                 node_object: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
         except (PlatformError, TimeoutError) as error:
             log.warning("cannot read node %s for an eviction, using the cached one: %s", node, error or "time-out")
@@ -309,7 +313,7 @@ class EvictionReviewer:
 # webhook. The schema and its CEL rules check all that they can express. This review rejects other errors with the message
 # that the job's condition would show later, so that a faulty job does not wait in a queue first.
 
-POD_SECONDS = 1.5
+POD_DRY_RUN_TIMEOUT_SECONDS = 1.5
 """Timeout for the dry run of a pod, during which kubectl waits; the job's first plan repeats a dry run that timed
 out."""
 
@@ -320,27 +324,27 @@ class JobReviewer:
     def __init__(self, api: Api, settings: pods.PodSettings) -> None:
         self._api, self._settings = api, settings
 
-    async def review(self, review: AdmissionRequest) -> AdmissionResponse:
+    async def review_job(self, review: AdmissionRequest) -> AdmissionResponse:
         """Decides about one job."""
-        job = judged_job(review)
+        job = job_to_review(review)
         if not isinstance(job, TrainingJob):
             return job
-        rejection = await self._rejection(job)
+        rejection = await self._pod_rejection(job)
         return (
             reject(f"the API server would reject its pods: {rejection}")
             if rejection
-            else AdmissionResponse(True, warnings=_warnings(job))
+            else AdmissionResponse(True, warnings=_cost_warnings(job))
         )
 
-    async def _rejection(self, job: TrainingJob) -> str:
+    async def _pod_rejection(self, job: TrainingJob) -> str:
         """Returns why the API server would reject a worker's pod; empty: it accepts it or does not answer in time."""
         worker, environment = CreateWorker(0, 1), WorkerEnvironment({}, {})
         try:
-            async with asyncio.timeout(POD_SECONDS):
+            async with asyncio.timeout(POD_DRY_RUN_TIMEOUT_SECONDS):
                 pod = pods.build_pod(job, worker, environment, self._settings)
-                await TemplateDryRun(self._api).give(job.namespace, pod, job.metadata_generation)
+                await TemplateDryRun(self._api).validate_template(job.namespace, pod, job.metadata_generation)
         except PlatformError as error:
-            return str(error) if error.permanent else ""
+            return str(error) if error.is_permanent else ""
         except TimeoutError:
             log.info(
                 "the dry run of a pod of job %s/%s took too long; the job's first plan repeats it",
@@ -350,15 +354,15 @@ class JobReviewer:
         return ""
 
 
-def judged_job(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
+def job_to_review(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
     """Reads the job that is to be reviewed; returns the response if there is nothing to review or it cannot be read.
 
     A request that leaves the spec unchanged is always allowed: a finalizer, a label or a deletion must not fail for a
     job that another version admitted.
     """
-    spec: Any = review.body.get("spec")
-    metadata = review.body.get("metadata") or {}
-    unchanged = review.operation == "UPDATE" and spec == review.old.get("spec")
+    spec: Any = review.new_object.get("spec")
+    metadata = review.new_object.get("metadata") or {}
+    unchanged = review.operation == "UPDATE" and spec == review.old_object.get("spec")
     if review.operation not in ("CREATE", "UPDATE") or unchanged or metadata.get("deletionTimestamp"):
         return ALLOWED
     if isinstance(spec, dict) and spec.get("managedBy", MANAGER) != MANAGER:
@@ -371,13 +375,13 @@ def judged_job(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
 
 def _job_with_name(review: AdmissionRequest) -> dict[str, Any]:
     """Returns the job with the name that it will have, or with one like it if the server generates the name."""
-    metadata = {"namespace": review.namespace, **(review.body.get("metadata") or {})}
+    metadata = {"namespace": review.namespace, **(review.new_object.get("metadata") or {})}
     if not metadata.get("name"):
         metadata["name"] = review.name or f"{metadata.get('generateName', '')}00000"
-    return {**review.body, "metadata": metadata}
+    return {**review.new_object, "metadata": metadata}
 
 
-def _warnings(job: TrainingJob) -> tuple[str, ...]:
+def _cost_warnings(job: TrainingJob) -> tuple[str, ...]:
     """Returns warnings about settings that are valid and may cost more than the user expects."""
     checkpoint = job.spec.checkpoint
     if checkpoint.memory.replicas < 2 and checkpoint.persistent is None:
@@ -404,12 +408,12 @@ class Webhooks:
         tls: CoordinatorTls | None,
         settings: ClusterSettings,
     ) -> None:
-        jobs = JobReviewer(api, shared.pods)
+        jobs = JobReviewer(api, shared.pod_settings)
         evictions = EvictionReviewer(api, shared.cache.workers.items, shared.cache.nodes.items, departure)
-        paths = {JOBS_PATH: jobs.review, EVICTIONS_PATH: evictions.review}
+        paths = {JOBS_PATH: jobs.review_job, EVICTIONS_PATH: evictions.review_eviction}
         self._server = AdmissionServer(settings.admission_port, tls.context if tls is not None else None, paths)
         authority = (lambda: tls.authority) if tls is not None else (lambda: "")
-        self._trust = CaBundleUpdater(api, settings.admission_webhooks, authority)
+        self._ca_bundle_updater = CaBundleUpdater(api, settings.admission_webhooks, authority)
 
     @property
     def port(self) -> int:
@@ -422,7 +426,7 @@ class Webhooks:
 
     async def keep_ca_bundle_current(self) -> None:
         """Keeps the operator's CA certificate in the webhooks' configuration, until cancelled."""
-        await self._trust.run()
+        await self._ca_bundle_updater.run()
 
     async def close(self) -> None:
         await self._server.close()

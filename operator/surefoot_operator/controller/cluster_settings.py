@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 from surefoot import __version__
 from surefoot.logs import FORMATS, VARIABLE
 from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang
-from surefoot_operator.controller.leader.election_rules import HIGHEST
-from surefoot_operator.coordinator.agent_server import PATH
+from surefoot_operator.controller.leader.election_rules import MAX_SHARDS
+from surefoot_operator.coordinator.agent_server import AGENTS_PATH
 from surefoot_operator.errors import OperatorError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 TAINT_EFFECTS = ("", "PreferNoSchedule", "NoSchedule", "NoExecute")
 _MAX_PORT = 65535
 
@@ -92,8 +92,8 @@ class ClusterSettings:
     """Log format of the operator, and of the agents of the workers that it creates."""
 
 
-def cluster_settings(
-    environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", life: str = ""
+def read_cluster_settings(
+    environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", identity_suffix: str = ""
 ) -> ClusterSettings:
     """Reads flags, then variables, then defaults. Raises InvalidSetting.
 
@@ -103,7 +103,7 @@ def cluster_settings(
         pod_namespace: Namespace from the pod's service-account files; empty outside a pod.
         life: Random suffix of the identity, used outside a pod, where two processes may have the same name.
     """
-    args = _parser().parse_args(arguments)
+    args = _build_parser().parse_args(arguments)
     variables = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
     flags = {name: text for name, text in vars(args).items() if text is not None and name != "kubeconfig"}
     variables |= {f"SUREFOOT_{name.upper()}": text for name, text in flags.items()}
@@ -112,43 +112,43 @@ def cluster_settings(
         return variables.get(f"SUREFOOT_{field.upper()}", default)
 
     namespace = text("namespace", pod_namespace or "surefoot-system")
-    port = _port("SUREFOOT_COORDINATOR_PORT", text("coordinator_port", "8443"))
-    url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{PATH}")
+    port = _parse_port("SUREFOOT_COORDINATOR_PORT", text("coordinator_port", "8443"))
+    url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{AGENTS_PATH}")
     if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
         raise InvalidSetting("SUREFOOT_COORDINATOR_URL", url, "it must have the form wss://HOST:PORT/v1/agents")
     pod_name = text("pod_name", environment.get("HOSTNAME", "surefoot-operator"))
     return ClusterSettings(
         namespace=namespace,
         pod_name=pod_name,
-        identity=f"{pod_name}-{life}" if args.kubeconfig is not None and life else pod_name,
+        identity=f"{pod_name}-{identity_suffix}" if args.kubeconfig is not None and identity_suffix else pod_name,
         coordinator_url=url,
         kubeconfig=args.kubeconfig,
         watch_namespace=text("watch_namespace", ""),
         lease_name=text("lease_name", "surefoot-operator"),
-        shards=_shards("SUREFOOT_SHARDS", text("shards", "1")),
+        shards=_parse_shard_count("SUREFOOT_SHARDS", text("shards", "1")),
         coordinator_port=port,
-        metrics_port=_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
-        probe_port=_port("SUREFOOT_PROBE_PORT", text("probe_port", "8081")),
-        admission_port=_port("SUREFOOT_ADMISSION_PORT", text("admission_port", "9443")),
+        metrics_port=_parse_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
+        probe_port=_parse_port("SUREFOOT_PROBE_PORT", text("probe_port", "8081")),
+        admission_port=_parse_port("SUREFOOT_ADMISSION_PORT", text("admission_port", "9443")),
         admission_webhooks=text("admission_webhooks", ""),
         tls_secret=text("tls_secret", "surefoot-coordinator-tls"),
         keys_secret=text("keys_secret", "surefoot-keys"),
         memory_admin_secret=text("memory_admin_secret", "surefoot-memory-admin"),
         memory_daemonset=text("memory_daemonset", "surefoot-memory"),
-        memory_tls=_flag("SUREFOOT_MEMORY_TLS", text("memory_tls", "0")),
+        memory_tls=_parse_flag("SUREFOOT_MEMORY_TLS", text("memory_tls", "0")),
         memory_tls_secret=text("memory_tls_secret", "surefoot-memory-tls"),
-        memory_socket_folder=_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
-        agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
+        memory_socket_folder=_parse_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
+        agent_command=_parse_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
-        gang_schedulers=_gangs("SUREFOOT_GANG_SCHEDULERS", text("gang_schedulers", "")),
-        node_reports=_flag("SUREFOOT_NODE_REPORTS", text("node_reports", "1")),
-        node_taint=_one_of("SUREFOOT_NODE_TAINT", text("node_taint", ""), TAINT_EFFECTS),
-        log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
-        log_format=_one_of(VARIABLE, text("log_format", "text"), FORMATS),
+        gang_schedulers=_parse_gang_schedulers("SUREFOOT_GANG_SCHEDULERS", text("gang_schedulers", "")),
+        node_reports=_parse_flag("SUREFOOT_NODE_REPORTS", text("node_reports", "1")),
+        node_taint=_parse_choice("SUREFOOT_NODE_TAINT", text("node_taint", ""), TAINT_EFFECTS),
+        log_level=_parse_log_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
+        log_format=_parse_choice(VARIABLE, text("log_format", "text"), FORMATS),
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="surefoot-operator",
         description="The Surefoot operator. Outside a pod it needs --kubeconfig, inside one no flag.",
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", help="namespace of the operator's lease and secrets (default surefoot-system)")
     parser.add_argument("--watch-namespace", help="manage the jobs of one namespace only (default all)")
     parser.add_argument("--pod-name", help="this operator's identity in the lease (default the host's name)")
-    parser.add_argument("--shards", help=f"number of parts that jobs are spread over, 1 to {HIGHEST} (default 1)")
+    parser.add_argument("--shards", help=f"number of parts that jobs are spread over, 1 to {MAX_SHARDS} (default 1)")
     parser.add_argument("--coordinator-url", help="address that agents connect to, as wss://HOST:PORT/v1/agents")
     parser.add_argument("--coordinator-port", help="port that agents connect to (default 8443; 0: any free one)")
     parser.add_argument("--metrics-port", help="port of /metrics (default 8080; 0: any free one)")
@@ -168,25 +168,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _port(name: str, text: str) -> int:
+def _parse_port(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > _MAX_PORT:
         raise InvalidSetting(name, text, "it must be a port from 0 to 65535")
     return int(text)
 
 
-def _shards(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
-        raise InvalidSetting(name, text, f"it must be a number from 1 to {HIGHEST}")
+def _parse_shard_count(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MAX_SHARDS:
+        raise InvalidSetting(name, text, f"it must be a number from 1 to {MAX_SHARDS}")
     return int(text)
 
 
-def _flag(name: str, text: str) -> bool:
+def _parse_flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise InvalidSetting(name, text, "it must be 0 or 1")
     return text == "1"
 
 
-def _gangs(name: str, text: str) -> tuple[Gang, ...]:
+def _parse_gang_schedulers(name: str, text: str) -> tuple[Gang, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in GANG_SCHEDULERS:
@@ -196,13 +196,13 @@ def _gangs(name: str, text: str) -> tuple[Gang, ...]:
     return tuple(gang for gang in GANG_SCHEDULERS if gang in words)
 
 
-def _folder(name: str, text: str) -> str:
+def _parse_folder(name: str, text: str) -> str:
     if text and not text.startswith("/"):
         raise InvalidSetting(name, text, "it must be an absolute path, starting with /")
     return text
 
 
-def _command(name: str, text: str) -> tuple[str, ...]:
+def _parse_command(name: str, text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -212,11 +212,11 @@ def _command(name: str, text: str) -> tuple[str, ...]:
     return words
 
 
-def _level(name: str, text: str) -> str:
-    return _one_of(name, text.upper(), _LEVELS)
+def _parse_log_level(name: str, text: str) -> str:
+    return _parse_choice(name, text.upper(), _LOG_LEVELS)
 
 
-def _one_of(name: str, text: str, allowed: Sequence[str]) -> str:
+def _parse_choice(name: str, text: str, allowed: Sequence[str]) -> str:
     if text not in allowed:
         raise InvalidSetting(name, text, f"it must be one of {', '.join(allowed)}")
     return text

@@ -30,9 +30,9 @@ from surefoot_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
 
-CLEAN_SECONDS = 10.0
+MEMORY_DELETION_TIMEOUT_SECONDS = 10.0
 """How long to delete a deleted job's memory here; the leader's orphan sweep deletes the rest."""
-ROUNDS_AT_ONCE = 64
+MAX_CONCURRENT_RECONCILES = 64
 """Number of jobs that reconcile at once, so that a thousand of them do not call the API server together."""
 
 
@@ -56,19 +56,19 @@ class SharedResources:
     """Cached objects of the cluster."""
     server: AgentServer
     """Accepts the agents' connections."""
-    telling: WorkerEnvironmentFactory
+    environment_factory: WorkerEnvironmentFactory
     """Builds the environment of new workers."""
-    pods: PodSettings
+    pod_settings: PodSettings
     """Settings of the workers' pods."""
-    access: MemoryTierCredentials
+    memory_credentials: MemoryTierCredentials
     """The operator's credentials for memory servers."""
     settings: OperatorSettings
     """Settings of the operator that are the same for all jobs."""
-    pool: MemoryServerPool
+    memory_pool: MemoryServerPool
     """Connections to memory servers: each is visited once for all jobs."""
-    turns: ReconcileLimiter = field(default_factory=lambda: ReconcileLimiter(ROUNDS_AT_ONCE))
+    reconcile_limiter: ReconcileLimiter = field(default_factory=lambda: ReconcileLimiter(MAX_CONCURRENT_RECONCILES))
     """Limits concurrent reconciles."""
-    pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
+    status_write_limiter: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
     """Limits writes of statuses that only report progress."""
     clock: Callable[[], float] = field(default_factory=TermClock)
     """Returns Unix seconds of the current term; no comparison of times follows the wall clock."""
@@ -80,14 +80,16 @@ class JobRunner:
     def __init__(self, key: JobKey, shared: SharedResources) -> None:
         self.key = key
         self._shared = shared
-        self._platform = KubernetesPlatform(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
-        account = shared.telling.secrets.memory_account(key.uid)
-        self._memory = JobMemoryServers(key.uid, account, shared.pool, shared.clock, self.wake)
+        self._platform = KubernetesPlatform(
+            shared.cache, key.namespace, key.name, key.uid, shared.memory_credentials, shared.pod_settings
+        )
+        account = shared.environment_factory.secrets.memory_account(key.uid)
+        self._memory = JobMemoryServers(key.uid, account, shared.memory_pool, shared.clock, self.wake)
         channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
-        token = partial(shared.telling.secrets.generation_token, key.uid)
+        token = partial(shared.environment_factory.secrets.generation_token, key.uid)
         dependencies = Dependencies(
-            self._platform, channel, self._memory, shared.telling, shared.settings, shared.clock, token,
-            shared.turns, shared.pace,
+            self._platform, channel, self._memory, shared.environment_factory, shared.settings, shared.clock, token,
+            shared.reconcile_limiter, shared.status_write_limiter,
         )  # fmt: skip
         self._channel = channel
         self._reconciler = Reconciler(dependencies)
@@ -95,17 +97,17 @@ class JobRunner:
 
     def start(self) -> None:
         """Accepts the job's agents and starts its reconciler."""
-        self._shared.server.serve(self.key.uid, self._channel)
+        self._shared.server.add_channel(self.key.uid, self._channel)
         self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
         log.info("started the runner of job %s (%s)", self.key, self.key.uid)
 
     @property
-    def round_seconds(self) -> float:
+    def current_reconcile_seconds(self) -> float:
         """How long the current reconcile has been running; 0 between two."""
-        return self._reconciler.round_seconds
+        return self._reconciler.current_reconcile_seconds
 
     @property
-    def safety(self) -> JobSafety:
+    def rollout_safety(self) -> JobSafety:
         """Whether the job can lose a memory server, as of its last reconcile."""
         job_safety = self._reconciler.safety
         if job_safety is None:
@@ -120,7 +122,7 @@ class JobRunner:
         """Makes the reconciler plan again: at once if urgent, otherwise after a short delay."""
         self._reconciler.wake(urgent)
 
-    async def stop(self, gone: bool) -> None:
+    async def stop(self, is_removed: bool) -> None:
         """Stops the reconciler, and deletes the memory of a job that was deleted.
 
         Args:
@@ -130,16 +132,16 @@ class JobRunner:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        gone = gone and await self._is_deleted()
-        if gone:
+        is_removed = is_removed and await self._is_deleted()
+        if is_removed:
             try:
-                async with asyncio.timeout(CLEAN_SECONDS):
+                async with asyncio.timeout(MEMORY_DELETION_TIMEOUT_SECONDS):
                     await self._memory.delete_job()
             except TimeoutError:
                 log.warning(
                     "cannot delete the memory of job %s within %g s; the orphan sweep deletes the rest",
                     self.key,
-                    CLEAN_SECONDS,
+                    MEMORY_DELETION_TIMEOUT_SECONDS,
                 )
         await self._memory.close()
         await self._platform.close()
@@ -147,7 +149,7 @@ class JobRunner:
             "stopped the runner of job %s (%s): the job is %s",
             self.key,
             self.key.uid,
-            "deleted" if gone else "unchanged",
+            "deleted" if is_removed else "unchanged",
         )
 
     async def _is_deleted(self) -> bool:
@@ -171,6 +173,6 @@ class JobRunner:
         await self._reconciler.run()
 
     def _heartbeat_seconds(self) -> float:
-        job = self._platform.readable()
+        job = self._platform.last_valid_job()
         # If the spec cannot be read, use the default; the reconciler reports the error.
         return (HealthPolicy() if job is None else job.spec.health_policy).heartbeat_seconds

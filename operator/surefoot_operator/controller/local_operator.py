@@ -25,16 +25,16 @@ from surefoot.linux_process import die_with_parent
 from surefoot.logs import configure_logging
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
+from surefoot_operator.controller.credentials.derived_secrets import Secrets, load_or_create_secrets
 from surefoot_operator.controller.health_endpoints import LoopLag
 from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer, tokens
+from surefoot_operator.coordinator.agent_server import AgentServer, create_token_authenticator
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
 from surefoot_operator.platforms.interface import Platform
-from surefoot_operator.platforms.local.platform import ProcessesPlatform
+from surefoot_operator.platforms.local.platform import LocalPlatform
 from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
@@ -50,10 +50,10 @@ HOST = "127.0.0.1"
 
 
 @contextmanager
-def served(root: Path) -> Iterator[None]:
+def serve_metrics(root: Path) -> Iterator[None]:
     """Serves this process' metrics on a free port, which the run folder lists as a Prometheus file_sd target."""
     server, thread = start_http_server(0, addr=HOST)
-    targets_file = RunFolder(root).metrics / "operator.json"
+    targets_file = RunFolder(root).metrics_folder / "operator.json"
     write_json(targets_file, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
     try:
         yield
@@ -68,7 +68,7 @@ def served(root: Path) -> Iterator[None]:
 
 T = TypeVar("T")
 
-BEGIN_SECONDS = 10.0
+START_TIMEOUT_SECONDS = 10.0
 """How long to wait for the job's file and the port: a former operator may still be ending."""
 _RETRY_SECONDS = 0.1
 
@@ -78,11 +78,11 @@ class LocalOperator:
 
     def __init__(self, platform: Platform, secrets: Secrets, settings: OperatorSettings) -> None:
         self._platform, self._secrets, self._settings = platform, secrets, settings
-        self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
+        self._server = AgentServer(settings.coordinator, create_token_authenticator(secrets.worker_token))
         self._clock = TermClock()
         self._memory: JobMemoryServers | None = None
         self._pool = MemoryServerPool(self._settings.memory)
-        self._running: asyncio.Task[None] | None = None
+        self._reconcile_task: asyncio.Task[None] | None = None
         self.reconciler: Reconciler | None = None
 
     @property
@@ -97,8 +97,8 @@ class LocalOperator:
             PlatformError: There is no job that can be read.
             OSError: The port stays taken.
         """
-        job = await _patiently(self._job, PlatformError)
-        await _patiently(self._server.start, OSError)
+        job = await _retry_until_timeout(self._observe_job, PlatformError)
+        await _retry_until_timeout(self._server.start, OSError)
 
         def changed(urgent: bool = True) -> None:
             if self.reconciler is not None:
@@ -109,7 +109,7 @@ class LocalOperator:
         channel = AgentChannel(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
         environment_factory = WorkerEnvironmentFactory(
             self._server.url,
-            self._settings.memory.call_seconds,
+            self._settings.memory.call_timeout_seconds,
             self._secrets,
             metrics_port=self._settings.metrics_port,
         )
@@ -118,29 +118,29 @@ class LocalOperator:
             self._platform, channel, self._memory, environment_factory, self._settings, self._clock, token
         )
         self.reconciler = Reconciler(dependencies)
-        self._server.serve(job.uid, channel)
+        self._server.add_channel(job.uid, channel)
         self._server.set_leading(True)
         metrics.leader.labels("0").set(1)  # a local operator always leads its only job
-        self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
+        self._reconcile_task = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
 
     async def stop(self) -> None:
         """Stops the operator; workers and memory servers continue."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        if self._reconcile_task is not None:
+            self._reconcile_task.cancel()
+            await asyncio.gather(self._reconcile_task, return_exceptions=True)
         await self._server.close()
         if self._memory is not None:
             await self._memory.close()
         await self._pool.close()
         await self._platform.close()
 
-    async def _job(self) -> TrainingJob:
+    async def _observe_job(self) -> TrainingJob:
         return (await self._platform.observe()).job
 
 
-async def _patiently(call: Callable[[], Awaitable[T]], retried_error: type[Exception]) -> T:
-    deadline = time.monotonic() + BEGIN_SECONDS
+async def _retry_until_timeout(call: Callable[[], Awaitable[T]], retried_error: type[Exception]) -> T:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
         try:
             return await call()
@@ -150,7 +150,7 @@ async def _patiently(call: Callable[[], Awaitable[T]], retried_error: type[Excep
             await asyncio.sleep(_RETRY_SECONDS)  # no event shows that a port or a file has become usable
 
 
-async def run(folder: Path, port: int, with_metrics: bool) -> None:
+async def run_local_operator(folder: Path, port: int, with_metrics: bool) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Args:
@@ -159,14 +159,14 @@ async def run(folder: Path, port: int, with_metrics: bool) -> None:
         with_metrics: Whether the operator and its workers serve metrics, each on a free port.
     """
     settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
-    operator = LocalOperator(ProcessesPlatform(folder), secrets_in(folder), settings)
+    operator = LocalOperator(LocalPlatform(folder), load_or_create_secrets(folder), settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     lag = asyncio.create_task(LoopLag().run(), name="loop lag")
     try:
-        with served(folder) if with_metrics else nullcontext():
+        with serve_metrics(folder) if with_metrics else nullcontext():
             await operator.start()
             await stop.wait()
     finally:
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     log_format = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
     configure_logging(os.environ, log_format, "%H:%M:%S")
     try:
-        asyncio.run(run(args.run_folder, args.port, args.metrics))
+        asyncio.run(run_local_operator(args.run_folder, args.port, args.metrics))
     except (PlatformError, OSError) as error:
         log.error("the operator cannot run: %s", error)
         return 1

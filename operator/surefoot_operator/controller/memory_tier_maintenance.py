@@ -25,9 +25,9 @@ from surefoot_operator.policy.maintenance.memory_tier_rollout import (
     JobSafety,
     MemoryServerPod,
     Rollout,
+    describe_unsafe_job,
+    digest_ready_servers,
     plan_rollout,
-    ready_servers,
-    why_unsafe,
 )
 
 log = logging.getLogger(__name__)
@@ -49,24 +49,24 @@ class MemoryTierPods:
     """Name of the DaemonSet's newest revision."""
 
 
-async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> MemoryTierPods | None:
+async def observe_tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> MemoryTierPods | None:
     """Returns the memory tier's pods; None: there is no such DaemonSet. Raises PlatformError."""
     cache.check_fresh()
-    daemon_set_revision = await memory_tier_pods.newest_revision(cache.api, namespace, daemon_set)
+    daemon_set_revision = await memory_tier_pods.read_newest_revision(cache.api, namespace, daemon_set)
     if daemon_set_revision is None:
         return None
     nodes = cache.nodes.items.values()
     pods = memory_tier_pods.observe_server_pods(
         cache.servers.items.values(), daemon_set_revision.uid, nodes, cache.kubelet_liveness()
     )
-    return MemoryTierPods(pods, daemon_set_revision.wanted, daemon_set_revision.revision)
+    return MemoryTierPods(pods, daemon_set_revision.desired_count, daemon_set_revision.revision)
 
 
 # ---- memory tier maintenance -----------------------------------------------------------------------------------------
 
-ROUND_SECONDS = 5.0
+ROLLOUT_INTERVAL_SECONDS = 5.0
 """Interval between two steps of the rollout."""
-ORPHANS_SECONDS = 60.0
+ORPHAN_SWEEP_INTERVAL_SECONDS = 60.0
 """Interval between two sweeps for orphaned jobs."""
 _PAGE = 500
 
@@ -96,62 +96,65 @@ class MemoryMaintenance:
         self._shared, self._cache = shared, shared.cache
         self._namespace, self._daemon_set = namespace, daemon_set
         self._safeties, self._veto = safeties, veto
-        account = shared.telling.secrets.memory_account
-        self._orphans = OrphanSweep(lambda job: account(job).user, shared.settings.memory.call_seconds)
-        self._swept = float("-inf")
+        account = shared.environment_factory.secrets.memory_account
+        self._orphans = OrphanSweep(lambda job: account(job).user, shared.settings.memory.call_timeout_seconds)
+        self._sweep_seconds = float("-inf")
         self._logged = ""
 
     async def run(self) -> None:
         """Plans the rollout every 5 s and removes orphans every minute, until cancelled."""
         try:
             while True:
-                await self._once("rollout", self._roll_out)
-                if time.monotonic() - self._swept >= ORPHANS_SECONDS:
-                    self._swept = time.monotonic()
-                    await self._once("orphans", self._sweep)
-                await asyncio.sleep(ROUND_SECONDS)
+                await self._run_once("rollout", self._continue_rollout)
+                if time.monotonic() - self._sweep_seconds >= ORPHAN_SWEEP_INTERVAL_SECONDS:
+                    self._sweep_seconds = time.monotonic()
+                    await self._run_once("orphans", self._remove_orphans)
+                await asyncio.sleep(ROLLOUT_INTERVAL_SECONDS)
         finally:
             await self._orphans.close()
 
-    async def _once(self, task_name: str, work: Callable[[], Any]) -> None:
+    async def _run_once(self, task_name: str, work: Callable[[], Any]) -> None:
         try:
             await work()
         except PlatformError as error:
             metrics.reconcile_failures.labels(task_name).inc()
             self._log_if_new(f"the memory tier's {task_name} failed and is retried: {error}")
 
-    async def _roll_out(self) -> None:
+    async def _continue_rollout(self) -> None:
         """Restarts the pods that may be restarted now."""
-        tier = await tier_pods(self._cache, self._namespace, self._daemon_set)
+        tier = await observe_tier_pods(self._cache, self._namespace, self._daemon_set)
         if tier is None:
             metrics.outdated_servers.set(0)
             return
         rollout = plan_rollout(tier.pods, tier.desired_count, tier.revision, self._safeties(), self._shared.clock())
-        veto_reason = self._veto(ready_servers(tier.pods)) if rollout.delete else ""
+        veto_reason = self._veto(digest_ready_servers(tier.pods)) if rollout.to_delete else ""
         # Jobs of other shards may need a server that this shard's jobs can spare.
         if veto_reason:
-            rollout = replace(rollout, delete=(), reason=veto_reason)
-        metrics.outdated_servers.set(rollout.outdated)
+            rollout = replace(rollout, to_delete=(), reason=veto_reason)
+        metrics.outdated_servers.set(rollout.outdated_count)
         self._log_rollout(rollout)
-        for pod in rollout.delete:
+        for pod in rollout.to_delete:
             await memory_tier_pods.restart_pod(self._cache.api, self._namespace, pod)
             log.info("restarting memory server pod %s on %s for revision %s", pod.name, pod.node, tier.revision)
 
-    async def _sweep(self) -> None:
+    async def _remove_orphans(self) -> None:
         """Removes orphaned jobs from the servers, by a list of all jobs that etcd confirmed with a quorum."""
-        job_uids = await self._every_job()
+        job_uids = await self._list_job_uids()
         domains: dict[str, str] = {}
-        addresses = memory_tier_pods.server_addresses(
-            self._cache.servers.items.values(), self._cache.gone_servers.values(), domains, self._shared.access
+        addresses = memory_tier_pods.choose_server_addresses(
+            self._cache.servers.items.values(),
+            self._cache.deleted_server_pods.values(),
+            domains,
+            self._shared.memory_credentials,
         )
-        await self._orphans.observe(job_uids, addresses, self._shared.clock())
+        await self._orphans.remove_orphans(job_uids, addresses, self._shared.clock())
 
-    async def _every_job(self) -> frozenset[str]:
+    async def _list_job_uids(self) -> frozenset[str]:
         job_uids: set[str] = set()
         query: dict[str, str | int] = {"limit": _PAGE}
         while True:
             # Without a resourceVersion the list is read from etcd, and never from a stale cache of the API server.
-            page = await self._cache.api.get(f"{api_objects.JOBS}/trainingjobs", query)
+            page = await self._cache.api.get(f"{api_objects.JOBS_API_PATH}/trainingjobs", query)
             job_uids |= {job["metadata"]["uid"] for job in page["items"]}
             continue_token = page["metadata"].get("continue")
             if not continue_token:
@@ -159,7 +162,7 @@ class MemoryMaintenance:
             query = {"limit": _PAGE, "continue": continue_token}
 
     def _log_rollout(self, rollout: Rollout) -> None:
-        if rollout.outdated:
+        if rollout.outdated_count:
             self._log_if_new(f"rollout of the memory tier: {rollout.reason}")
         elif self._logged:
             self._log_if_new("")
@@ -180,7 +183,7 @@ ROLLOUT_APPROVED = f"{GROUP}/rollout-approved"
 """Annotation with the digest of the ready servers; the shard's jobs can lose any one of them."""
 ROLLOUT_BLOCKED = f"{GROUP}/rollout-blocked"
 """Annotation with the reason why the shard's jobs cannot lose a server."""
-ASSENT_ROUND_SECONDS = 3.0
+APPROVAL_INTERVAL_SECONDS = 3.0
 """Interval between two judgements."""
 APPROVAL_VALID_SECONDS = 10.0
 """Age at which a judgement expires and is no longer noted."""
@@ -195,11 +198,11 @@ class RolloutApproval:
     ) -> None:
         self._shared, self._namespace, self._daemon_set = shared, namespace, daemon_set
         self._safeties = safeties
-        self._noted: tuple[float, dict[str, str]] = (float("-inf"), {})
+        self._judgement: tuple[float, dict[str, str]] = (float("-inf"), {})
 
     def annotations(self) -> Mapping[str, str]:
         """Returns the lease's annotations with the last judgement; empty once it has expired."""
-        noted_seconds, notes = self._noted
+        noted_seconds, notes = self._judgement
         return notes if time.monotonic() - noted_seconds < APPROVAL_VALID_SECONDS else {}
 
     async def run(self) -> None:
@@ -210,22 +213,22 @@ class RolloutApproval:
             except PlatformError as error:
                 metrics.reconcile_failures.labels("rollout").inc()
                 log.info("cannot judge whether jobs can lose a memory server, retrying: %s", error)
-            await asyncio.sleep(ASSENT_ROUND_SECONDS)
+            await asyncio.sleep(APPROVAL_INTERVAL_SECONDS)
 
     async def judge_once(self) -> None:
         """Judges the servers that are ready now. Raises PlatformError."""
         jobs = self._safeties()
-        tier = await tier_pods(self._shared.cache, self._namespace, self._daemon_set)
+        tier = await observe_tier_pods(self._shared.cache, self._namespace, self._daemon_set)
         if tier is None:
-            self._noted = (time.monotonic(), {})
+            self._judgement = (time.monotonic(), {})
             return
-        unsafe_reason = why_unsafe(tier.pods, jobs, self._shared.clock())
+        unsafe_reason = describe_unsafe_job(tier.pods, jobs, self._shared.clock())
         notes = (
             {ROLLOUT_BLOCKED: unsafe_reason[:_MAX_REASON_CHARACTERS]}
             if unsafe_reason
-            else {ROLLOUT_APPROVED: ready_servers(tier.pods)}
+            else {ROLLOUT_APPROVED: digest_ready_servers(tier.pods)}
         )
-        self._noted = (time.monotonic(), notes)
+        self._judgement = (time.monotonic(), notes)
 
 
 def rollout_blocker(shard: int, leader: str, notes: Mapping[str, str], ready: str) -> str:

@@ -18,7 +18,7 @@ logged_job: ContextVar[str] = ContextVar("job", default="")
 """The job that the current task works for, as `namespace/name`; tasks that it starts inherit the value."""
 
 
-class _Job(logging.Filter):
+class _JobContextFilter(logging.Filter):
     """Adds the current job to each record: `namespace`, `job`, and `about` for text logs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -28,13 +28,13 @@ class _Job(logging.Filter):
         return True
 
 
-def begin_logs(level: str, form: str = "") -> None:
+def configure_logs(level: str, form: str = "") -> None:
     """Logs to stderr at this level, in the given form (`text` or `json`).
 
     kopf's records count only from WARNING on, because our own handlers log their work.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Job())
+    handler.addFilter(_JobContextFilter())
     formatter = PlainFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(about)s%(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
@@ -49,7 +49,7 @@ def begin_logs(level: str, form: str = "") -> None:
 # every 700 new ones. While a page of pods is decoded, which creates a hundred thousand objects, that takes three
 # quarters of the time and finds no garbage.
 
-YOUNG = 50_000
+GC_THRESHOLD_OBJECTS = 50_000
 """Number of new objects after which the young ones are scanned, which takes some milliseconds."""
 
 
@@ -57,7 +57,7 @@ def configure_gc() -> None:
     """Excludes the objects that imports created from collection, and collects less often."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])
 
 
 # ---- term clock ------------------------------------------------------------------------------------------------------
@@ -71,13 +71,13 @@ class TermClock:
 
     def __init__(self, wall: Callable[[], float] | None = None, steady: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall if wall is not None else time.time
-        self._steady = steady
+        self._monotonic = steady
         self._offset = 0.0
-        self.begin()
+        self.start_term()
 
-    def begin(self) -> None:
+    def start_term(self) -> None:
         """Starts a term: reads the wall clock again."""
-        self._offset = self._wall() - self._steady()
+        self._offset = self._wall() - self._monotonic()
 
     def __call__(self) -> float:
-        return self._offset + self._steady()
+        return self._offset + self._monotonic()

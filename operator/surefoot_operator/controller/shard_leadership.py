@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.task_set import TaskSet, logged, repeat
+from surefoot.task_set import TaskSet, log_failure_to, repeat_until_cancelled
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller import process_metrics
@@ -26,7 +26,7 @@ from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
-from surefoot_operator.platforms.kubernetes.node_conditions import NodeWrites, node_writes, reports_by_node
+from surefoot_operator.platforms.kubernetes.node_conditions import NodePatches, build_node_patches, collect_reports
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 
@@ -41,13 +41,13 @@ RESYNC_SECONDS = 30.0
 """Interval for comparing runners with the cache, in case events were missed."""
 
 
-def every_job(uid: str) -> bool:
+def accept_any_job(uid: str) -> bool:
     """Selects any job, because there is one shard."""
     return True
 
 
-def is_managed(
-    jobs: Iterable[Object], watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+def select_managed_jobs(
+    jobs: Iterable[Object], watch_namespace: str = "", in_shard: Callable[[str], bool] = accept_any_job
 ) -> frozenset[JobKey]:
     """Selects the jobs of a shard that this operator manages.
 
@@ -57,11 +57,11 @@ def is_managed(
         in_shard: Returns whether a job belongs to the shard, by its uid.
     """
     our_jobs = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
-    keys = (key for key in map(_key, our_jobs) if watch_namespace in ("", key.namespace))
+    keys = (key for key in map(_job_key, our_jobs) if watch_namespace in ("", key.namespace))
     return frozenset(key for key in keys if in_shard(key.uid))
 
 
-def _key(job: Object) -> JobKey:
+def _job_key(job: Object) -> JobKey:
     metadata = job["metadata"]
     return JobKey(metadata["namespace"], metadata["name"], metadata["uid"])
 
@@ -70,25 +70,25 @@ class JobRunners:
     """Runs a shard's jobs while this replica leads it; `wake` may be called at any time, in one event loop."""
 
     def __init__(
-        self, shared: SharedResources, watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+        self, shared: SharedResources, watch_namespace: str = "", in_shard: Callable[[str], bool] = accept_any_job
     ) -> None:
-        self._shared, self._only_namespace, self._in_shard = shared, watch_namespace, in_shard
+        self._shared, self._watch_namespace, self._in_shard = shared, watch_namespace, in_shard
         self._runners: dict[JobKey, JobRunner] = {}
-        self._ending = TaskSet(logged(log))
+        self._stop_tasks = TaskSet(log_failure_to(log))
         self._leading = False
 
     @property
-    def running(self) -> frozenset[JobKey]:
+    def running_jobs(self) -> frozenset[JobKey]:
         """The jobs with a runner."""
         return frozenset(self._runners)
 
-    def round_seconds(self) -> dict[str, float]:
+    def reconcile_seconds_by_job(self) -> dict[str, float]:
         """Returns how long each job's current reconcile has been running; 0 between two."""
-        return {str(key): runner.round_seconds for key, runner in self._runners.items()}
+        return {str(key): runner.current_reconcile_seconds for key, runner in self._runners.items()}
 
     def rollout_safety(self) -> tuple[JobSafety, ...]:
         """Returns whether each job can lose a memory server."""
-        return tuple(runner.safety for runner in self._runners.values())
+        return tuple(runner.rollout_safety for runner in self._runners.values())
 
     def data_lost_with_node(self, node: str) -> str:
         """Describes the data that some job would lose with a node; empty: none."""
@@ -98,42 +98,44 @@ class JobRunners:
     def start(self) -> None:
         """Starts to lead: creates a runner for every cached job."""
         self._leading = True
-        self._shared.cache.listen("trainingjobs", self._on_event)
-        self.wake()
+        self._shared.cache.add_listener("trainingjobs", self._on_job_change)
+        self.sync_runners()
 
-    def wake(self) -> None:
+    def sync_runners(self) -> None:
         """Starts missing runners, and stops those whose job no longer exists."""
         if not self._leading:
             return
-        job_keys = is_managed(self._shared.cache.jobs.items.values(), self._only_namespace, self._in_shard)
+        job_keys = select_managed_jobs(self._shared.cache.jobs.items.values(), self._watch_namespace, self._in_shard)
         for key in self._runners.keys() - job_keys:
-            self._end(self._runners.pop(key))
+            self._stop_runner(self._runners.pop(key))
         for key in sorted(job_keys - self._runners.keys(), key=str):
-            self._begin(key)
+            self._start_runner(key)
 
     async def resync(self) -> None:
         """Calls `wake` every half minute until cancelled, in case events were missed."""
 
         async def wake() -> float:
-            self.wake()
+            self.sync_runners()
             return RESYNC_SECONDS
 
-        await repeat(wake, RESYNC_SECONDS)
+        await repeat_until_cancelled(wake, RESYNC_SECONDS)
 
     async def close(self) -> None:
         """Stops every runner; the jobs continue."""
         if self._leading:
-            self._shared.cache.remove_listener("trainingjobs", self._on_event)
+            self._shared.cache.remove_listener("trainingjobs", self._on_job_change)
         self._leading = False
-        await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
+        await asyncio.gather(
+            *(runner.stop(is_removed=False) for runner in self._runners.values()), return_exceptions=True
+        )
         self._runners.clear()
-        await self._ending.join()
+        await self._stop_tasks.join()
 
-    def _on_event(self, old: Object | None, new: Object | None) -> None:
+    def _on_job_change(self, old: Object | None, new: Object | None) -> None:
         if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
-            self.wake()
+            self.sync_runners()
 
-    def _begin(self, key: JobKey) -> None:
+    def _start_runner(self, key: JobKey) -> None:
         try:
             runner = JobRunner(key, self._shared)
         except Exception:
@@ -144,8 +146,8 @@ class JobRunners:
         self._runners[key] = runner
         runner.start()
 
-    def _end(self, runner: JobRunner) -> None:
-        self._ending.start(runner.stop(gone=True), f"end {runner.key}")
+    def _stop_runner(self, runner: JobRunner) -> None:
+        self._stop_tasks.start(runner.stop(is_removed=True), f"end {runner.key}")
 
 
 # ---- node reporter ---------------------------------------------------------------------------------------------------
@@ -153,9 +155,9 @@ class JobRunners:
 # writes follow from the jobs' statuses and the nodes. A rejection by the API server is logged once and retried rarely,
 # because jobs avoid such nodes anyway.
 
-ROUND_SECONDS = 5.0
+NODE_REPORT_INTERVAL_SECONDS = 5.0
 """Interval between two writes of conditions."""
-REJECTED_SECONDS = 600.0
+NODE_REPORT_DENIED_SECONDS = 600.0
 """Wait after the API server denied access to nodes."""
 
 
@@ -177,23 +179,23 @@ class NodeReporter:
 
     async def run(self) -> None:
         """Sets the conditions every 5 s until cancelled. A failure is logged and retried."""
-        await repeat(self._try_once)
+        await repeat_until_cancelled(self._try_once)
 
     async def _try_once(self) -> float:
         try:
             await self.reconcile_once()
         except ApiError as error:
             self._log_once(f"cannot set conditions of unhealthy nodes: {error}; jobs avoid these nodes nevertheless")
-            return REJECTED_SECONDS if error.code == 403 else ROUND_SECONDS
+            return NODE_REPORT_DENIED_SECONDS if error.code == 403 else NODE_REPORT_INTERVAL_SECONDS
         except PlatformError as error:
             self._log_once(f"cannot set conditions of unhealthy nodes, retrying: {error}")
-        return ROUND_SECONDS
+        return NODE_REPORT_INTERVAL_SECONDS
 
     async def reconcile_once(self) -> None:
         """Writes the conditions and taints that differ. Raises PlatformError."""
         now = self._clock()
         nodes = {node_object["metadata"]["name"]: node_object for node_object in self._cache.nodes.items.values()}
-        reports, unreported = reports_by_node(self._cache.jobs.items.values(), nodes, now)
+        reports, unreported = collect_reports(self._cache.jobs.items.values(), nodes, now)
         process_metrics.node_unhealthy.clear()
         for name, report in reports.items():
             process_metrics.node_unhealthy.labels(name, report.reason).set(1)
@@ -202,9 +204,9 @@ class NodeReporter:
                 f"too many unhealthy nodes to set a condition on each: {', '.join(unreported[:10])} are left out"
             )
         for name, node in nodes.items():
-            await self._write(name, node_writes(node, reports.get(name), self._taint_effect, now))
+            await self._write_node(name, build_node_patches(node, reports.get(name), self._taint_effect, now))
 
-    async def _write(self, name: str, writes: NodeWrites) -> None:
+    async def _write_node(self, name: str, writes: NodePatches) -> None:
         try:
             # First, because it tests the version of the node, which the other write changes.
             if writes.taint is not None:
@@ -220,18 +222,18 @@ class NodeReporter:
     def _log_once(self, text: str) -> None:
         if text not in self._logged and len(self._logged) < 32:
             self._logged.add(text)
-            process_metrics.node_reports_failed.inc()
+            process_metrics.node_condition_failures.inc()
             log.warning("%s", text)
 
 
 # ---- shard leadership ------------------------------------------------------------------------------------------------
 
-LEAVE_SECONDS = 5.0
+STOP_TIMEOUT_SECONDS = 5.0
 """Maximum time for stopping the jobs of a shard."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Term:
+class _ShardTerm:
     """The parts of one term of leading a shard."""
 
     runners: JobRunners
@@ -240,7 +242,7 @@ class _Term:
     """Background tasks that end with the term."""
     label: LeaderLabel
     """Moves the shard's leader label to this pod."""
-    assent: RolloutApproval
+    approval: RolloutApproval
     """Notes on the shard's lease; its task runs only for shards other than 0."""
 
 
@@ -267,28 +269,30 @@ class ShardTerms:
     ) -> None:
         self._api, self._settings, self._shared, self._failed, self._veto = api, settings, shared, failed, veto
         self._may_operate = may_operate
-        self._terms: dict[int, _Term] = {}
-        self._once: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._terms: dict[int, _ShardTerm] = {}
+        self._shard_0_tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     @property
-    def jobs(self) -> int:
+    def job_count(self) -> int:
         """Number of jobs that this replica manages."""
-        return sum(len(term.runners.running) for term in self._terms.values())
+        return sum(len(term.runners.running_jobs) for term in self._terms.values())
 
-    def round_seconds(self) -> dict[str, float]:
+    def reconcile_seconds_by_job(self) -> dict[str, float]:
         """Returns how long each job's current reconcile has been running; 0 between two."""
-        return {key: age for term in self._terms.values() for key, age in term.runners.round_seconds().items()}
+        return {
+            key: age for term in self._terms.values() for key, age in term.runners.reconcile_seconds_by_job().items()
+        }
 
     def data_lost_with_node(self, node: str) -> str:
         """Describes the data that some job would lose with a node; empty: none."""
         losses = (term.runners.data_lost_with_node(node) for term in self._terms.values())
         return next((loss for loss in losses if loss), "")
 
-    def run_once_in_a_cluster(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_with_shard_0(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `work`, until cancelled, in each later term of shard 0."""
-        self._once.append(work)
+        self._shard_0_tasks.append(work)
 
-    def started_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
+    def start_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
         """Leads a shard from now on, until `stopped_leading`; `may_act` raises NotLeader once its lease is over."""
 
         def may_write() -> None:
@@ -297,14 +301,16 @@ class ShardTerms:
 
         settings, url = self._settings, self._settings.coordinator_url
         api = self._api.with_write_check(may_write)
-        environment_factory = replace(self._shared.telling, coordinator_url=shard_url(url, shard), fallback_url=url)
+        environment_factory = replace(
+            self._shared.environment_factory, coordinator_url=shard_url(url, shard), fallback_url=url
+        )
         # All writes of a job's reconciler go through this cache, and are rejected once the lease is over.
-        cache = self._shared.cache.guarded(may_write)
-        shared = replace(self._shared, cache=cache, telling=environment_factory, clock=TermClock())
+        cache = self._shared.cache.with_write_check(may_write)
+        shared = replace(self._shared, cache=cache, environment_factory=environment_factory, clock=TermClock())
         runners = JobRunners(shared, settings.watch_namespace, lambda uid: shard_of(uid, shards) == shard)
         label = LeaderLabel(api, settings.namespace, settings.pod_name, leader_label(shard))
         approval = RolloutApproval(shared, settings.namespace, settings.memory_daemonset, runners.rollout_safety)
-        term = self._terms[shard] = _Term(runners, TaskSet(self._failed), label, approval)
+        term = self._terms[shard] = _ShardTerm(runners, TaskSet(self._failed), label, approval)
         # Start the jobs before agents are accepted, so that agents find their channels.
         runners.start()
         shared.server.set_leading(True, shard)
@@ -321,17 +327,17 @@ class ShardTerms:
             term.tasks.start(memory_maintenance.run())
             if settings.node_reports:
                 term.tasks.start(NodeReporter(api, cache, settings.node_taint).run())
-            for work in self._once:
+            for work in self._shard_0_tasks:
                 term.tasks.start(work())
         shard_text = f" of shard {shard} (of {shards})" if shards > 1 else ""
         log.info(
             "leading, with %d jobs%s; agents connect to %s",
-            len(runners.running),
+            len(runners.running_jobs),
             shard_text,
             environment_factory.coordinator_url,
         )
 
-    async def stopped_leading(self, shard: int, in_peace: bool) -> None:
+    async def stop_leading(self, shard: int, has_lease: bool) -> None:
         """Ends a term. Agents are disconnected first, because the next leader runs elsewhere.
 
         Args:
@@ -345,9 +351,9 @@ class ShardTerms:
             return
         await stop_within("jobs", term.runners.close())
         if not self._terms:
-            await stop_within("servers", self._shared.pool.close())
+            await stop_within("servers", self._shared.memory_pool.close())
         await stop_within("the leader's tasks", term.tasks.close())
-        if in_peace:
+        if has_lease:
             try:
                 await term.label.remove()
             except PlatformError as error:
@@ -356,13 +362,13 @@ class ShardTerms:
     def annotations(self, shard: int) -> Mapping[str, str]:
         """Returns the annotations of the shard's lease: whether its jobs can lose a memory server."""
         term = self._terms.get(shard)
-        return term.assent.annotations() if term is not None else {}
+        return term.approval.annotations() if term is not None else {}
 
 
 async def stop_within(what: str, work: Coroutine[Any, Any, None]) -> None:
     """Waits until `work` has stopped something, for at most 5 s."""
     try:
-        async with asyncio.timeout(LEAVE_SECONDS):
+        async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
             await work
     except TimeoutError:
-        log.warning("%s did not stop within %g s, continuing without waiting", what, LEAVE_SECONDS)
+        log.warning("%s did not stop within %g s, continuing without waiting", what, STOP_TIMEOUT_SECONDS)

@@ -18,7 +18,7 @@ from surefoot_operator.policy.core.actions import CreateWorker
 WORKER_METRICS_PORT = 9464
 """Metrics port of each worker on a cluster, where every pod has its own address."""
 
-_SECRET = ("SUREFOOT_MEMORY_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_SECRET_VARIABLES = ("SUREFOOT_MEMORY_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 """Variables that are passed as secrets."""
 
 
@@ -32,7 +32,7 @@ class WorkerEnvironmentFactory:
     """Time limit of one call to a memory server."""
     secrets: Secrets = field(repr=False)
     """Derives the passwords and tokens of jobs and workers."""
-    own_token: bool = True
+    has_derived_token: bool = True
     """Whether each worker gets a derived token; on a cluster agents use the token of their service account."""
     coordinator_ca: Callable[[], str] = str
     """Returns the CA certificate of the coordinator in PEM; empty: agents use the trust store of their machine."""
@@ -48,8 +48,8 @@ class WorkerEnvironmentFactory:
     def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
         """Builds the environment of one worker; passwords and tokens are kept apart as secrets."""
         variables = job_environment(self._job_settings(job))
-        secret = {name: variables.pop(name) for name in _SECRET if name in variables}
-        if self.own_token:
+        secret = {name: variables.pop(name) for name in _SECRET_VARIABLES if name in variables}
+        if self.has_derived_token:
             secret["SUREFOOT_TOKEN"] = self.secrets.worker_token(job.uid, worker.index, worker.attempt)
         health = job.spec.health_policy
         plain = {

@@ -18,7 +18,7 @@ import yaml
 from surefoot.protocol.text import escape_control_characters
 from surefoot_operator.api.parse import TRAINER, parse_job
 from surefoot_operator.api.spec import API_VERSION, GANG_SCHEDULERS, KIND, SchedulingPolicy
-from surefoot_operator.convert.manifest import FieldNote, Manifest, NotConvertible, dotted
+from surefoot_operator.convert.manifest import FieldNote, ForeignManifest, NotConvertible, dotted_path
 from surefoot_operator.errors import SpecError
 
 # ---- launcher's command line -----------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class LauncherCommand:
     """Options that a TrainingJob does not need."""
 
 
-def read_launch(words: Sequence[str]) -> LauncherCommand | None:
+def parse_launcher_command(words: Sequence[str]) -> LauncherCommand | None:
     """Parses a command line; None if it does not start a launcher.
 
     Raises:
@@ -105,7 +105,7 @@ def read_launch(words: Sequence[str]) -> LauncherCommand | None:
     )
 
 
-def starts_ranks(word: str) -> bool:
+def is_launcher(word: str) -> bool:
     """Whether a word of a command line names torchrun or a similar launcher."""
     return PurePosixPath(word).name in LAUNCHERS or word in MODULES
 
@@ -163,7 +163,7 @@ class RewrittenScript:
     """Variables that the script sets to plain values."""
 
 
-def shell_of(words: Sequence[str]) -> int | None:
+def shell_script_index(words: Sequence[str]) -> int | None:
     """Returns the index of the script in `["bash", "-c", script]`; None: the command starts no shell script."""
     if not words or PurePosixPath(words[0]).name not in SHELLS:
         return None
@@ -173,7 +173,7 @@ def shell_of(words: Sequence[str]) -> int | None:
     return None
 
 
-def without_launcher(text: str) -> RewrittenScript:
+def replace_launcher(text: str) -> RewrittenScript:
     """Replaces the command in a script that starts a launcher.
 
     Raises:
@@ -186,12 +186,12 @@ def without_launcher(text: str) -> RewrittenScript:
         # a command of nothing but assignments sets variables, which later options may use
         matches = [_ASSIGNMENT.fullmatch(word) for word in command.words if word != "export"]
         if all(matches):
-            variables |= {m[1]: unquoted(m[2]) for m in matches if m is not None}
+            variables |= {m[1]: strip_quotes(m[2]) for m in matches if m is not None}
             continue
         # the launcher may follow `exec`, `time` or assignments for its environment
         plain = (i for i, word in enumerate(command.words) if word not in _BEFORE and not _ASSIGNMENT.fullmatch(word))
         start = next(plain, len(command.words))
-        launch = read_launch(command.words[start:])
+        launch = parse_launcher_command(command.words[start:])
         if launch is not None:
             launches.append((command, start, launch))
     if not launches:
@@ -207,7 +207,7 @@ def without_launcher(text: str) -> RewrittenScript:
     return RewrittenScript(text[: command.begin] + " ".join(words) + text[command.end :], launch, variables)
 
 
-def unquoted(word: str) -> str:
+def strip_quotes(word: str) -> str:
     """Removes one pair of quotes around a word."""
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
@@ -284,16 +284,16 @@ class TrainerTemplate:
     skipped_fields: list[FieldNote] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
 
-    def number(self, written: object) -> int | None:
+    def resolve_integer(self, written: object) -> int | None:
         """Returns an integer, or the value of a variable that is one; None: it is neither."""
-        text = unquoted(str(written).strip())
+        text = strip_quotes(str(written).strip())
         reference = _REFERENCE.fullmatch(text)
         if reference is not None:
             text = self.variables.get(next(name for name in reference.groups() if name), "")
         return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
 
-def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> TrainerTemplate:
+def build_trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> TrainerTemplate:
     """Converts a pod template to that of a TrainingJob.
 
     Args:
@@ -341,7 +341,9 @@ def _remove_agent_variables(container: dict[str, Any], trainer: TrainerTemplate,
     for index, entry in enumerate(container.get("env") or ()):
         name = str(entry.get("name", "")) if isinstance(entry, Mapping) else ""
         if name in SET_BY_AGENTS or name.startswith("PET_"):
-            trainer.skipped_fields.append(FieldNote(dotted(("env", index), path), f"agents set {name} for each rank"))
+            trainer.skipped_fields.append(
+                FieldNote(dotted_path(("env", index), path), f"agents set {name} for each rank")
+            )
             continue
         entries.append(entry)
         if isinstance(entry, Mapping) and isinstance(entry.get("value"), str):
@@ -357,7 +359,7 @@ def _read_accelerators(container: Mapping[str, Any], trainer: TrainerTemplate) -
     for kind in ("limits", "requests"):
         for name, amount in (resources.get(kind) or {}).items():
             if trainer.accelerators is None and _ACCELERATOR.fullmatch(str(name)):
-                trainer.accelerators = trainer.number(amount)
+                trainer.accelerators = trainer.resolve_integer(amount)
 
 
 def _convert_command(container: dict[str, Any], trainer: TrainerTemplate, path: str) -> None:
@@ -373,9 +375,7 @@ def _convert_command(container: dict[str, Any], trainer: TrainerTemplate, path: 
     else:
         try:
             command, arguments = _remove_launcher(words, trainer) or (command, arguments)
-            launcher = (
-                next((word for word in words[1:] if starts_ranks(word)), None) if trainer.launch is None else None
-            )
+            launcher = next((word for word in words[1:] if is_launcher(word)), None) if trainer.launch is None else None
             if launcher is not None:
                 raise NotConvertible(f"another program starts `{launcher}`: write the command of one rank instead")
         except NotConvertible as error:
@@ -387,9 +387,9 @@ def _convert_command(container: dict[str, Any], trainer: TrainerTemplate, path: 
 
 def _remove_launcher(words: list[str], trainer: TrainerTemplate) -> tuple[list[str], list[str]] | None:
     """Returns command and arguments of one rank; None if the command starts no launcher."""
-    script_index = shell_of(words)
+    script_index = shell_script_index(words)
     if script_index is not None:
-        rewritten = without_launcher(words[script_index])
+        rewritten = replace_launcher(words[script_index])
         trainer.variables |= rewritten.variables
         trainer.launch = rewritten.launch
         return (
@@ -397,7 +397,7 @@ def _remove_launcher(words: list[str], trainer: TrainerTemplate) -> tuple[list[s
             if rewritten.launch is None
             else ([*words[:script_index], rewritten.text, *words[script_index + 1 :]], [])
         )
-    trainer.launch = read_launch(words)
+    trainer.launch = parse_launcher_command(words)
     if trainer.launch is None:
         return None
     program = list(trainer.launch.program)
@@ -407,7 +407,7 @@ def _remove_launcher(words: list[str], trainer: TrainerTemplate) -> tuple[list[s
 
 # ---- job draft -------------------------------------------------------------------------------------------------------
 
-THE_PROGRAM = (
+ADAPT_PROGRAM = (
     "adapt the program: save and restore with surefoot.Checkpointer and read data with an elastic loader, about three lines"
     " (docs/python.md). Without them each restart begins at step 0"
 )
@@ -457,10 +457,10 @@ class Conversion:
 
 
 @dataclass(slots=True)
-class Draft:
+class JobDraft:
     """A TrainingJob while it is collected from another system's object."""
 
-    manifest: Manifest
+    manifest: ForeignManifest
     """The original object."""
     metadata: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
@@ -475,7 +475,7 @@ class Draft:
         pod_labels = self.spec.get("template", {}).get("metadata", {}).get("labels") or {}
         return any(name.startswith(_KUEUE) for name in (*self.pod_metadata.get("labels", {}), *pod_labels))
 
-    def put(self, value: object, *path: str) -> None:
+    def set_field(self, value: object, *path: str) -> None:
         """Sets the field of the spec at `path`, unless the value is None."""
         if value is None:
             return
@@ -490,25 +490,25 @@ class Draft:
         Args:
             integer_only: whether it must be an integer. Anything else, such as a placeholder, is reported as something to do.
         """
-        value = self.manifest.take(*source, to="spec." + ".".join(path))
+        value = self.manifest.take_field(*source, to="spec." + ".".join(path))
         if value is not None and integer_only and not isinstance(value, int):
             self.to_do.append(f"spec.{'.'.join(path)}: write a number in place of {value!s:.60}")
             return
-        self.put(value, *path)
+        self.set_field(value, *path)
 
-    def describe(self) -> None:
+    def copy_metadata(self) -> None:
         """Copies name, namespace, labels and annotations; those of queueing systems go to the pods."""
         for key in ("name", "namespace"):
-            value = self.manifest.take("metadata", key)
+            value = self.manifest.take_field("metadata", key)
             if value is not None:
                 self.metadata[key] = str(value)
-        generated = self.manifest.peek("metadata", "generateName")
+        generated = self.manifest.peek_field("metadata", "generateName")
         if generated and "name" not in self.metadata:
-            self.manifest.take("metadata", "generateName", to="metadata.name")
+            self.manifest.take_field("metadata", "generateName", to="metadata.name")
             self.metadata["name"] = str(generated).rstrip("-.")
             self.to_do.append("metadata.name: it was generated before; give the TrainingJob its own name")
         for key in ("labels", "annotations"):
-            values = self.manifest.take("metadata", key) or {}
+            values = self.manifest.take_field("metadata", key) or {}
             self.skipped_fields += [
                 FieldNote(f"metadata.{key}[{name}]", _REGENERATED) for name in values if name in _NOT_OURS
             ]
@@ -524,10 +524,10 @@ class Draft:
             if job_values := {name: value for name, value in values.items() if name not in for_pods}:
                 self.metadata[key] = job_values
         for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields"):
-            self.manifest.skip("metadata", key, why=_REGENERATED)
-        self.manifest.skip("metadata", "generateName", why="the object has a name")
+            self.manifest.skip_field("metadata", key, why=_REGENERATED)
+        self.manifest.skip_field("metadata", "generateName", why="the object has a name")
 
-    def size(self, trainer: TrainerTemplate, replicas: object, ranks: object) -> None:
+    def set_worker_counts(self, trainer: TrainerTemplate, replicas: object, ranks: object) -> None:
         """Sets the number of workers, the number of ranks in each, and the maximum number of restarts.
 
         Manifest and launcher may both give numbers: for workers the manifest takes precedence, for ranks the launcher.
@@ -538,22 +538,22 @@ class Draft:
         """
         launch = trainer.launch
         low, _, high = (launch.nodes if launch is not None else "").partition(":")
-        least, most = trainer.number(low), trainer.number(high)
-        number = trainer.number(replicas) if replicas is not None else None
+        least, most = trainer.resolve_integer(low), trainer.resolve_integer(high)
+        number = trainer.resolve_integer(replicas) if replicas is not None else None
         # the launcher's number counts only if the manifest gives none; of a range, the larger
         number = number if number is not None or replicas is not None else (most or least)
         if number is None:
             number = 1
             replaced_text = f" in place of {replicas!s:.60}" if replicas is not None else ""
             self.to_do.append(f"spec.replicas: write the number of workers{replaced_text}")
-        self.put(number, "replicas")
+        self.set_field(number, "replicas")
         if least and most and "elasticPolicy" not in self.spec:
-            self.put({"minReplicas": least, "maxReplicas": most}, "elasticPolicy")
+            self.set_field({"minReplicas": least, "maxReplicas": most}, "elasticPolicy")
         self._set_ranks(trainer, ranks)
         if launch is not None:
-            restarts = trainer.number(launch.restarts)
+            restarts = trainer.resolve_integer(launch.restarts)
             if restarts is not None and "maxRestarts" not in self.spec.get("failurePolicy", {}):
-                self.put(restarts, "failurePolicy", "maxRestarts")
+                self.set_field(restarts, "failurePolicy", "maxRestarts")
             if launch.dropped:
                 dropped = ", ".join(launch.dropped)
                 self.skipped_fields.append(
@@ -566,13 +566,13 @@ class Draft:
         """Sets the number of ranks of each worker, or adds a task for the user."""
         if trainer.launch is None:
             # without a launcher, the command itself is the only rank of each worker
-            if (trainer.accelerators or 1) > 1 or (trainer.number(ranks) or 1) > 1:
+            if (trainer.accelerators or 1) > 1 or (trainer.resolve_integer(ranks) or 1) > 1:
                 self.to_do.append(
                     "spec.nprocPerNode: the command started one process in each worker; usually there is one for each GPU"
                 )
             return
         launcher_ranks = trainer.launch.ranks or ranks
-        number = trainer.number(launcher_ranks) if launcher_ranks else None
+        number = trainer.resolve_integer(launcher_ranks) if launcher_ranks else None
         # "one for each GPU", in the ways that launchers write it
         if number is None and launcher_ranks in ("", None, "auto", "gpu", *_variable(launcher_ranks)):
             number = trainer.accelerators
@@ -581,9 +581,9 @@ class Draft:
                 f"spec.nprocPerNode: write the number of ranks of each worker in place of {launcher_ranks!s:.60}"
             )
         if number not in (None, 1):
-            self.put(number, "nprocPerNode")
+            self.set_field(number, "nprocPerNode")
 
-    def accept(self, trainer: TrainerTemplate) -> None:
+    def use_template(self, trainer: TrainerTemplate) -> None:
         """Sets the pod template and adds its notes to the draft."""
         template = self.spec["template"] = trainer.template
         for key, values in self.pod_metadata.items():
@@ -600,13 +600,13 @@ class Draft:
         self.skipped_fields += trainer.skipped_fields
         self.to_do += trainer.to_do
 
-    def claims(self, manifest: Manifest, *path: str | int) -> None:
+    def skip_volume_claims(self, manifest: ForeignManifest, *path: str | int) -> None:
         """Reports volume claims that another controller would create as left out."""
-        manifest.skip(
+        manifest.skip_field(
             *path, "volumeClaimPolicies", why="create the claims yourself and name them in spec.template.spec.volumes"
         )
 
-    def build(self, source: str) -> Conversion:
+    def build_conversion(self, source: str) -> Conversion:
         """Completes the job, validates it and returns it with all notes."""
         _widen_elastic_range(self.spec)
         spec = {key: self.spec[key] for key in _FIELD_ORDER if key in self.spec}
@@ -621,7 +621,7 @@ class Draft:
             self.to_do.append(
                 f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod can start without them"
             )
-        to_do = [*self.to_do, THE_PROGRAM]
+        to_do = [*self.to_do, ADAPT_PROGRAM]
         # the operator would reject the job with the same message
         try:
             parse_job(job)
@@ -688,7 +688,7 @@ _QUOTED = re.compile(r"[-+]?\.?\d|[yYnN]$")
 """Texts that the YAML parser of Kubernetes reads as numbers or booleans while PyYAML does not, such as `1e-4`."""
 
 
-def rendered(conversion: Conversion) -> str:
+def render_yaml(conversion: Conversion) -> str:
     """Writes the job as YAML, below comments with the tasks of the user, the skipped and the used fields."""
     lines = [f"# Converted from {conversion.source}."]
     for title, entries in (
@@ -742,43 +742,43 @@ _POLICY = ("spec", "runPolicy", "schedulingPolicy")
 _SKIPPED = SchedulingPolicy.UNSUPPORTED
 
 
-def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
+def convert_scheduling_policy(draft: JobDraft, scheduler_name: object) -> None:
     """Converts a Kubeflow job's `runPolicy.schedulingPolicy`, its priority class excepted.
 
     Args:
         scheduler_name: `schedulerName` of the pod template, by which the gang scheduler is recognized.
     """
     manifest = draft.manifest
-    if manifest.peek(*_POLICY) is None:
+    if manifest.peek_field(*_POLICY) is None:
         return
     gangs = [gang for gang, scheduler in GANG_SCHEDULERS.items() if scheduler.scheduler_name == scheduler_name]
     gang = next(iter(gangs), None)
     if draft.is_queued_by_kueue:
         why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
-        manifest.skip(*_POLICY, "queue", why=why)
+        manifest.skip_field(*_POLICY, "queue", why=why)
     timeout = (*_POLICY, "scheduleTimeoutSeconds")
     if gang is not None:
-        draft.put(gang, "schedulingPolicy", "gang")
+        draft.set_field(gang, "schedulingPolicy", "gang")
         draft.copy_field(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
-    elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
+    elif any(manifest.peek_field(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
         draft.to_do.append(
             "spec.schedulingPolicy: set gang to Coscheduling if the cluster has that scheduler; the manifest does not name one"
         )
     if gang is None:
         draft.copy_field(timeout, "runPolicy", "schedulingDeadlineSeconds")
     for name, why in _SKIPPED.items():
-        manifest.skip(*_POLICY, name, why=why)
+        manifest.skip_field(*_POLICY, name, why=why)
 
 
-def gang_of_runtime(draft: Draft, runtime: Manifest) -> None:
+def convert_pod_group_policy(draft: JobDraft, runtime: ForeignManifest) -> None:
     """Converts the `podGroupPolicy` of a training runtime, which names its gang scheduler."""
     path = ("spec", "podGroupPolicy")
-    policy: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
-    runtime.skip(*path, "volcano", why="Coscheduling is the only supported gang scheduler")
+    policy: dict[str, Any] = runtime.peek_field(*path) if isinstance(runtime.peek_field(*path), dict) else {}
+    runtime.skip_field(*path, "volcano", why="Coscheduling is the only supported gang scheduler")
     if "coscheduling" in policy:
-        draft.put("Coscheduling", "schedulingPolicy", "gang")
-        seconds = runtime.take(
+        draft.set_field("Coscheduling", "schedulingPolicy", "gang")
+        seconds = runtime.take_field(
             *path, "coscheduling", "scheduleTimeoutSeconds", to="spec.schedulingPolicy.scheduleTimeoutSeconds"
         )
-        draft.put(seconds, "schedulingPolicy", "scheduleTimeoutSeconds")
-        runtime.take(*path, "coscheduling", to="spec.schedulingPolicy.gang")
+        draft.set_field(seconds, "schedulingPolicy", "scheduleTimeoutSeconds")
+        runtime.take_field(*path, "coscheduling", to="spec.schedulingPolicy.gang")

@@ -26,7 +26,7 @@ class FieldNote:
     """The TrainingJob's field that it became, or why it was left out."""
 
 
-class Manifest:
+class ForeignManifest:
     """An object of another system that records which of its fields were read.
 
     Args:
@@ -40,7 +40,7 @@ class Manifest:
         self.used_fields: list[FieldNote] = []
         self.skipped_fields: list[FieldNote] = []
 
-    def take(self, *path: Key, to: str = "") -> Any:
+    def take_field(self, *path: Key, to: str = "") -> Any:
         """Returns a copy of a field's value and marks the field as used; None if it is missing.
 
         Args:
@@ -50,10 +50,10 @@ class Manifest:
         if value is not None:
             self._mark_read(path)
             if to:
-                self.used_fields.append(FieldNote(dotted(path, self._root), to))
+                self.used_fields.append(FieldNote(dotted_path(path, self._root), to))
         return copy.deepcopy(value)
 
-    def skip(self, *path: Key, why: str) -> None:
+    def skip_field(self, *path: Key, why: str) -> None:
         """Reports a field as left out, if it exists.
 
         Args:
@@ -61,9 +61,9 @@ class Manifest:
         """
         if self._value_at(path) is not None:
             self._mark_read(path)
-            self.skipped_fields.append(FieldNote(dotted(path, self._root), why))
+            self.skipped_fields.append(FieldNote(dotted_path(path, self._root), why))
 
-    def peek(self, *path: Key) -> Any:
+    def peek_field(self, *path: Key) -> Any:
         """Returns a field's value without marking the field as used; None if it is missing."""
         return self._value_at(path)
 
@@ -74,7 +74,7 @@ class Manifest:
 
     def unused_fields(self) -> list[FieldNote]:
         """Returns a note for each field that was neither used nor left out."""
-        return [FieldNote(dotted(path, self._root), NO_COUNTERPART) for path in self._unread]
+        return [FieldNote(dotted_path(path, self._root), NO_COUNTERPART) for path in self._unread]
 
     def _value_at(self, path: tuple[Key, ...]) -> Any:
         """Returns the value at a path; None if a part of the path is missing."""
@@ -91,7 +91,7 @@ class Manifest:
         self._unread = {leaf: None for leaf in self._unread if leaf[: len(path)] != path}
 
 
-def dotted(path: tuple[Key, ...], root: str = "") -> str:
+def dotted_path(path: tuple[Key, ...], root: str = "") -> str:
     """Returns a path as text, such as `spec.replicaSpecs[0].name`."""
     text = root
     for key in path:

@@ -19,9 +19,9 @@ from operator import attrgetter
 
 from aiohttp import web
 
-from surefoot.protocol.bounds import max_records
+from surefoot.protocol.bounds import max_manifests_per_tier
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.memory_server_list import SentServers, known_transitions, list_changes
+from surefoot.protocol.memory_server_list import SentServers, list_changes, list_transitions
 from surefoot.protocol.messages import (
     Assign,
     FromAgent,
@@ -40,9 +40,9 @@ from surefoot_operator.coordinator import sessions as transitions
 from surefoot_operator.coordinator.desired_messages import (
     Delivered,
     DesiredState,
-    concerned,
-    desired_messages,
-    outbox_diff,
+    diff_messages,
+    find_affected_workers,
+    list_desired_messages,
     was_sent_all_servers,
 )
 from surefoot_operator.coordinator.sessions import Session, Sessions
@@ -55,16 +55,16 @@ log = logging.getLogger(__name__)
 # Encodes a message once that many agents receive. Encoding a list of two thousand memory servers for each of two
 # thousand agents would block the event loop for seconds, and the texts would not fit in the operator's memory.
 
-MAX_TEXTS = 64
+MAX_CACHED_TEXTS = 64
 """Encoded differences that are cached, the newest."""
 
-LARGE_CHARACTERS = 16 * 1024
+LARGE_TEXT_CHARACTERS = 16 * 1024
 """Texts of this length and more are sent by few connections at once."""
-LARGE_AT_A_TIME = 32
+MAX_SIMULTANEOUS_LARGE_TEXTS = 32
 """Connections that may send a large text at once; each copies the text to its own buffer."""
 
 
-def between(old_servers: SentServers, new_servers: SentServers) -> str | None:
+def encode_list_difference(old_servers: SentServers, new_servers: SentServers) -> str | None:
     """Encodes the difference of two lists of memory servers; None: they are equal."""
     message = None if old_servers is new_servers else list_changes(old_servers, new_servers)
     return None if message is None else encode(message)
@@ -78,18 +78,18 @@ class EncodedListCache:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[tuple[int, int], tuple[SentServers, SentServers, str | None]] = OrderedDict()
-        self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
+        self.large_text_slots = asyncio.Semaphore(MAX_SIMULTANEOUS_LARGE_TEXTS)
 
-    def between(self, old_servers: SentServers, new_servers: SentServers) -> str | None:
+    def encode_difference(self, old_servers: SentServers, new_servers: SentServers) -> str | None:
         """Encodes the difference of two lists, once for all connections; None: they are equal."""
         if old_servers is new_servers:
             return None
         key = (id(old_servers), id(new_servers))
         if key not in self._texts:
-            text = between(old_servers, new_servers)
+            text = encode_list_difference(old_servers, new_servers)
             # the entry refers to both lists, so no other list can get their identities while it is cached
             self._texts[key] = (old_servers, new_servers, text)
-            if len(self._texts) > MAX_TEXTS:
+            if len(self._texts) > MAX_CACHED_TEXTS:
                 self._texts.popitem(last=False)
         return self._texts[key][2]
 
@@ -99,7 +99,7 @@ class EncodedListCache:
 # messages is disconnected, and receives everything again when it reconnects. Owned by
 # `surefoot_operator.coordinator.agent_server`, which runs `run_sender` and calls `disconnect_now`.
 
-LARGE_SECONDS = 1.0
+LARGE_TEXT_TURN_SECONDS = 1.0
 """Time after which a slow connection lets another one send its large text too."""
 
 
@@ -119,7 +119,7 @@ class AgentConnection:
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._sent: Delivered = {}
         self.worker: WorkerId | None = None
-        self.host: str | None = None
+        self.requested_host: str | None = None
         """Host name in the URL that the agent connected to; None: the request had none."""
         self.shard: int | None = None
         """The shard of its job; None: it has not sent a hello yet."""
@@ -130,13 +130,13 @@ class AgentConnection:
                 raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
-    def is_sent_all_servers(self) -> bool:
+    def was_sent_all_servers(self) -> bool:
         """Whether the agent was sent all memory servers, not only those that its worker needs."""
         return was_sent_all_servers(self._sent)
 
     def send_missing(self, desired: Iterable[ToAgent]) -> None:
         """Queues those of the messages that the agent was not sent yet."""
-        messages, self._sent = outbox_diff(self._sent, desired)
+        messages, self._sent = diff_messages(self._sent, desired)
         for message in messages:
             self.send(message)
 
@@ -149,9 +149,11 @@ class AgentConnection:
 
     def _send_server_changes(self, message: Assign | MemoryServers) -> None:
         """Queues the difference between the message's memory servers and those already sent."""
-        for old_servers, new_servers in known_transitions(self._servers, self._is_complete_list, message):
+        for old_servers, new_servers in list_transitions(self._servers, self._is_complete_list, message):
             is_shareable = not message.is_partial and new_servers is message.servers
-            text = (self._shared.between if is_shareable else between)(old_servers, new_servers)
+            text = (self._shared.encode_difference if is_shareable else encode_list_difference)(
+                old_servers, new_servers
+            )
             if text is not None:
                 self._queue_text(text)
         self._servers, self._is_complete_list = message.servers, not message.is_partial
@@ -181,13 +183,13 @@ class AgentConnection:
 
         A connection that needs long for a large text lets another one start after `LARGE_TEXT_TURN_SECONDS`.
         """
-        if len(text) < LARGE_CHARACTERS:
+        if len(text) < LARGE_TEXT_CHARACTERS:
             await self._websocket.send_str(text)
             return
-        async with self._shared.large:
+        async with self._shared.large_text_slots:
             write_task = asyncio.create_task(self._websocket.send_str(text))
             try:
-                await asyncio.wait([write_task], timeout=LARGE_SECONDS)
+                await asyncio.wait([write_task], timeout=LARGE_TEXT_TURN_SECONDS)
             except asyncio.CancelledError:
                 write_task.cancel()
                 raise
@@ -221,18 +223,18 @@ class AgentConnection:
 
 # ---- agent channel ---------------------------------------------------------------------------------------------------
 
-SEND_BATCH_SECONDS = 64
+SEND_BATCH_AGENTS = 64
 """Agents that are sent messages in one turn of the event loop; takes some milliseconds."""
 
-Changed = Callable[[bool], None]
+OnChange = Callable[[bool], None]
 """Called after each change. True: plan at once. False: the plan may wait for the next progress write."""
 
 
 class AgentChannel:
     """Exchanges messages with all agents of one job, and keeps their sessions."""
 
-    def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: Changed) -> None:
-        self._sessions: Sessions = transitions.new_sessions(job, clock())
+    def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: OnChange) -> None:
+        self._sessions: Sessions = transitions.create_sessions(job, clock())
         self._by_worker: dict[WorkerId, Session] = {}
         self.term = uuid.uuid4().hex
         self._heartbeat_seconds = heartbeat_seconds
@@ -263,15 +265,17 @@ class AgentChannel:
     def set_expected_workers(self, workers: Iterable[WorkerId]) -> None:
         """Sets the workers whose agents may connect, including those just created."""
         self._expected_workers = frozenset(workers)
-        self.sessions = transitions.drop_gone_workers(self.sessions, self._expected_workers)
+        self.sessions = transitions.drop_removed_workers(self.sessions, self._expected_workers)
 
-    def bound(self, ranks: int) -> None:
+    def limit_listings(self, ranks: int) -> None:
         """Limits the size of listings by the number of ranks that the job may run."""
-        requests = self.sessions.orders
-        if requests.max_records != max_records(ranks):
-            self.sessions = replace(self.sessions, orders=replace(requests, max_records=max_records(ranks)))
+        requests = self.sessions.requests
+        if requests.max_records != max_manifests_per_tier(ranks):
+            self.sessions = replace(
+                self.sessions, requests=replace(requests, max_records=max_manifests_per_tier(ranks))
+            )
 
-    def apply_state(self, desired: DesiredState) -> None:
+    def apply_desired_state(self, desired: DesiredState) -> None:
         """Takes over the stored state and sends agents the messages that follow from it."""
         old_sessions, old_desired = self.sessions, self._desired
         if old_desired is not None and desired.servers == old_desired.servers:
@@ -280,30 +284,30 @@ class AgentChannel:
         self._desired = desired
         self.sessions = transitions.apply_membership(old_sessions, desired.status.membership)
         affects_all = old_desired is None or desired.sent_parts != old_desired.sent_parts
-        self._send_updates(None if affects_all else concerned(old_sessions, self.sessions))
+        self._send_updates(None if affects_all else find_affected_workers(old_sessions, self.sessions))
 
     def apply_transition(self, transition: Callable[[Sessions], Sessions]) -> None:
         """Applies a pure transition of the sessions and sends agents the messages that follow from it."""
         old_sessions, self.sessions = self.sessions, transition(self.sessions)
-        self._send_updates(concerned(old_sessions, self.sessions))
+        self._send_updates(find_affected_workers(old_sessions, self.sessions))
 
     def take_snapshot(self) -> tuple[Sessions, float]:
         """Returns a copy of the sessions and the time; removes the notices and failures that it returns."""
         snapshot = self.sessions
-        self.sessions = replace(snapshot, notices=(), orders=replace(snapshot.orders, failures=()))
+        self.sessions = replace(snapshot, notices=(), requests=replace(snapshot.requests, failures=()))
         return replace(snapshot, by_worker=dict(snapshot.by_worker)), self._clock()
 
     # -- from the server
 
-    def rejection(self, hello: Hello) -> HelloRejected | None:
+    def hello_rejection(self, hello: Hello) -> HelloRejected | None:
         """Returns why this hello must be rejected; None: it is accepted."""
-        return transitions.rejection(self.sessions, hello, self._expected_workers)
+        return transitions.hello_rejection(self.sessions, hello, self._expected_workers)
 
     def record_retry_later(self) -> None:
         """Records that a hello of this job was rejected with "retry"."""
         self.sessions = transitions.record_retry_later(self.sessions, self._clock())
 
-    def join(self, hello: Hello, connection: AgentConnection) -> None:
+    def accept_agent(self, hello: Hello, connection: AgentConnection) -> None:
         """Accepts a hello and sends the agent its messages; disconnects the worker's older connection."""
         worker = WorkerId(hello.index, hello.attempt)
         old_connection = self._connections.pop(worker, None)
@@ -314,7 +318,7 @@ class AgentChannel:
         old_sessions = self.sessions
         self.sessions = transitions.apply_hello(old_sessions, hello, self._clock())
         connection.send(Welcome(self.term, self._heartbeat_seconds))
-        self._send_updates(concerned(old_sessions, self.sessions), worker)
+        self._send_updates(find_affected_workers(old_sessions, self.sessions), worker)
         self._changed(not transitions.is_adopted(self.sessions, worker))
 
     def handle_message(self, connection: AgentConnection, message: FromAgent) -> None:
@@ -333,31 +337,31 @@ class AgentChannel:
             if isinstance(message, Heartbeat):
                 new_session = transitions.apply_heartbeat(old_sessions.membership, old_session, message, now)
             else:
-                new_session = transitions.apply_stopped(old_session, message.generation, now)
+                new_session = transitions.apply_trainers_stopped(old_session, message.generation, now)
             self._by_worker[worker] = new_session
             self._changed(_may_change_plan(old_session.observed, new_session.observed, is_claimed))
             return
         self.sessions = transitions.apply_message(old_sessions, worker, message, self._clock())
-        self._send_updates(concerned(old_sessions, self.sessions), worker)
+        self._send_updates(find_affected_workers(old_sessions, self.sessions), worker)
         has_reply_or_notice = (
-            self.sessions.orders is not old_sessions.orders or self.sessions.notices is not old_sessions.notices
+            self.sessions.requests is not old_sessions.requests or self.sessions.notices is not old_sessions.notices
         )
         self._changed(
             has_reply_or_notice
             or _may_change_plan(old_session.observed, self.sessions.by_worker[worker].observed, is_claimed)
         )
 
-    def awaits_answer(self, connection: AgentConnection) -> bool:
+    def awaits_listing(self, connection: AgentConnection) -> bool:
         """Whether this connection's agent was asked for a listing, so that it may send a large reply."""
-        requests = self.sessions.orders.pending.values()
+        requests = self.sessions.requests.by_id.values()
         return any(o.worker == connection.worker and isinstance(o.message, ListPersistent) for o in requests)
 
-    def connection_ended(self, connection: AgentConnection) -> None:
+    def on_connection_closed(self, connection: AgentConnection) -> None:
         """Records that a connection ended, unless a newer one has replaced it."""
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
-            self.sessions = transitions.connection_broken(self.sessions, worker, self._clock())
+            self.sessions = transitions.record_disconnect(self.sessions, worker, self._clock())
             self._changed(True)
 
     @property
@@ -378,7 +382,7 @@ class AgentChannel:
         workers_to_serve = (
             self._connections if workers is None else [w for w in workers if w in self._connections and w != first]
         )
-        if len(workers_to_serve) <= SEND_BATCH_SECONDS and not self._workers_to_serve:
+        if len(workers_to_serve) <= SEND_BATCH_AGENTS and not self._workers_to_serve:
             for worker in tuple(workers_to_serve):
                 self._send_to(worker)
             return
@@ -389,7 +393,7 @@ class AgentChannel:
     def _send_next_batch(self) -> None:
         """Sends one batch of workers the messages that follow from the newest state, then yields to the event loop."""
         try:
-            for worker in tuple(islice(self._workers_to_serve, SEND_BATCH_SECONDS)):
+            for worker in tuple(islice(self._workers_to_serve, SEND_BATCH_AGENTS)):
                 del self._workers_to_serve[worker]
                 self._send_to(worker)
         finally:
@@ -400,7 +404,7 @@ class AgentChannel:
         connection = self._connections.get(worker)
         if connection is not None and self._desired is not None:
             connection.send_missing(
-                desired_messages(self._desired, self.sessions, worker, connection.is_sent_all_servers)
+                list_desired_messages(self._desired, self.sessions, worker, connection.was_sent_all_servers)
             )
 
 

@@ -73,10 +73,10 @@ class ConnectionLimiter:
         """Removes the limits from a connection whose hello was accepted."""
         connection = self._unauthenticated.get(transport) if transport is not None else None
         if connection is not None:
-            connection.admitted = True
-            self.connection_closed(connection)
+            connection.is_admitted = True
+            self.stop_counting(connection)
 
-    def connection_opened(self, connection: LimitedConnection) -> bool:
+    def admit_unauthenticated(self, connection: LimitedConnection) -> bool:
         """Decides whether a new connection may stay."""
         if self._count_by_peer[connection.peer] >= self.settings.max_unauthenticated_per_address:
             return self._reject_connection(connection.peer)
@@ -87,14 +87,14 @@ class ConnectionLimiter:
                 return self._reject_connection(connection.peer)
             oldest = next(d for d in self._unauthenticated.values() if d.peer == busiest_peer)
             self._reject_connection(busiest_peer)
-            oldest.cut()
-            self.connection_closed(oldest)
+            oldest.disconnect_now()
+            self.stop_counting(oldest)
         assert connection.transport is not None, "it was just made"
         self._unauthenticated[connection.transport] = connection
         self._count_by_peer[connection.peer] += 1
         return True
 
-    def connection_closed(self, connection: LimitedConnection) -> None:
+    def stop_counting(self, connection: LimitedConnection) -> None:
         """Stops counting a connection that ended or was admitted."""
         if connection.transport is not None and self._unauthenticated.pop(connection.transport, None) is not None:
             self._count_by_peer[connection.peer] -= 1
@@ -118,14 +118,14 @@ class LimitedConnection(asyncio.Protocol):
 
     def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol) -> None:
         self._limiter, self._inner = limiter, inner
-        self._allowed_bytes = limiter.settings.hello_bytes + _MAX_HEAD_BYTES
+        self._allowed_bytes = limiter.settings.max_hello_bytes + _MAX_HEAD_BYTES
         self._hello_timer: asyncio.TimerHandle | None = None
         self._is_passed_on = False
-        self.admitted = False
+        self.is_admitted = False
         self.transport: asyncio.Transport | None = None
         self.peer = ""
 
-    def cut(self) -> None:
+    def disconnect_now(self) -> None:
         """Breaks the connection at once."""
         if self.transport is not None:
             self.transport.abort()
@@ -135,8 +135,8 @@ class LimitedConnection(asyncio.Protocol):
         self.transport = transport
         peer_name = transport.get_extra_info("peername")
         self.peer = str(peer_name[0]) if isinstance(peer_name, tuple) and peer_name else ""
-        if not self._limiter.connection_opened(self):
-            self.cut()
+        if not self._limiter.admit_unauthenticated(self):
+            self.disconnect_now()
             return
         self._is_passed_on = True
         # AgentServer answers a late hello itself; this timer ends connections that do not even open a WebSocket
@@ -148,11 +148,11 @@ class LimitedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_passed_on:
             return
-        if not self.admitted:
+        if not self.is_admitted:
             self._allowed_bytes -= len(data)
             if self._allowed_bytes < 0:
                 metrics.agent_connections_rejected.labels("message-too-large").inc()
-                self.cut()
+                self.disconnect_now()
                 return
         self._inner.data_received(data)
 
@@ -168,16 +168,16 @@ class LimitedConnection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limiter.connection_closed(self)
+        self._limiter.stop_counting(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if self._is_passed_on:
             self._inner.connection_lost(exc)
 
     def _on_hello_timeout(self) -> None:
-        if not self.admitted:
+        if not self.is_admitted:
             metrics.agent_connections_rejected.labels("timeout").inc()
-            self.cut()
+            self.disconnect_now()
 
 
 # ---- message sizes ---------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class LimitedConnection(asyncio.Protocol):
 # program, and one operator serves all jobs: one job's messages must not use up the memory for the others. Only a page
 # of a listing has a reason to be large.
 
-USUAL_CHARACTERS = 64 * 1024
+MAX_USUAL_CHARACTERS = 64 * 1024
 """Size limit of messages that are not in `_CHARACTER_LIMITS`."""
 _CHARACTER_LIMITS = {
     PersistentPage.__name__: bounds.MAX_PAGE_CHARACTERS,
@@ -201,21 +201,21 @@ _MAX_HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 3
 _MAX_NUMBER = 2**53
 
 
-def check_size(text: str, is_asked: bool = True) -> None:
+def check_size(text: str, listing_requested: bool = True) -> None:
     """Raises ProtocolError if a message is too large for its kind.
 
     Args:
         text: The message before it is parsed.
         is_asked: Whether a listing was requested from its agent; otherwise a large page is an error.
     """
-    if len(text) <= USUAL_CHARACTERS:
+    if len(text) <= MAX_USUAL_CHARACTERS:
         return
     match = _TYPE.match(text)
     kind = match[1] if match is not None else "unknown"
-    limit = _CHARACTER_LIMITS.get(kind, USUAL_CHARACTERS)
+    limit = _CHARACTER_LIMITS.get(kind, MAX_USUAL_CHARACTERS)
     if len(text) > limit:
         raise ProtocolError(f"a message ({kind}) has {len(text)} characters, more than any valid one ({limit})")
-    if kind == PersistentPage.__name__ and not is_asked:
+    if kind == PersistentPage.__name__ and not listing_requested:
         raise ProtocolError(f"a message ({kind}) of {len(text)} characters was sent without a request")
     # parsed, short strings take many times their length; a quote that begins or ends one has no backslash before it
     string_count = (text.count('"') - text.count('\\"')) // 2
@@ -241,13 +241,13 @@ def check_hello(hello: Hello) -> None:
 # Reduces the memory of TLS connections. asyncio gives each one a receive buffer of 256 KiB for its whole life: half a
 # gigabyte for two thousand agents, whose heartbeats have a few hundred bytes.
 
-BUFFER_BYTES = 32 * 1024
+TLS_BUFFER_BYTES = 32 * 1024
 """Receive buffer of one TLS connection: two TLS records. Longer messages are read in several turns."""
 
 
-def lessen_buffers() -> None:
+def shrink_tls_buffers() -> None:
     """Sets the receive buffer of all TLS connections that asyncio opens from now on to `TLS_BUFFER_BYTES`."""
-    sslproto.SSLProtocol.max_size = BUFFER_BYTES
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 # ---- redirects -------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class ShardDirectory:
     url_of: Callable[[int], str] = _no_url
     """Returns the URL of a shard's leader; empty: it is not known, so agents stay where they are."""
 
-    def other_address(self, shard: int, host: str | None) -> str:
+    def find_redirect_url(self, shard: int, host: str | None) -> str:
         """Returns the URL to which an agent must be redirected; empty: it called the right server.
 
         Args:
@@ -285,14 +285,14 @@ class ShardDirectory:
 
 # ---- agent server ----------------------------------------------------------------------------------------------------
 
-PATH = "/v1/agents"
+AGENTS_PATH = "/v1/agents"
 _FROM_AGENT = get_args(FromAgent)
 
 Authenticator = Callable[[Hello], Awaitable[HelloRejected | None]]
 """Checks a hello's token. Returns None if it is valid, else the rejection (with `retry` if it could not be checked)."""
 
 
-def tokens(expected_token: Callable[[str, int, int], str]) -> Authenticator:
+def create_token_authenticator(expected_token: Callable[[str, int, int], str]) -> Authenticator:
     """Returns an authenticator that compares a hello's token with the expected one in constant time.
 
     `expected(job, index, attempt)` returns the token of that worker.
@@ -315,10 +315,10 @@ class AgentServer:
         settings: CoordinatorSettings,
         authenticate: Authenticator,
         tls: ssl.SSLContext | None = None,
-        referrals: ShardDirectory = ShardDirectory(),
+        shard_directory: ShardDirectory = ShardDirectory(),
     ) -> None:
         self._settings = settings
-        self._shard_directory = referrals
+        self._shard_directory = shard_directory
         self._authenticate = authenticate
         self._tls = tls
         self._channels: dict[str, AgentChannel] = {}
@@ -337,7 +337,7 @@ class AgentServer:
     @property
     def url(self) -> str:
         """URL at which agents connect, with the port that is in use."""
-        return f"ws{'s' if self._tls else ''}://{self._settings.host}:{self._port}{PATH}"
+        return f"ws{'s' if self._tls else ''}://{self._settings.host}:{self._port}{AGENTS_PATH}"
 
     @property
     def port(self) -> int:
@@ -345,7 +345,7 @@ class AgentServer:
         assert self._port is not None, "start() has not returned yet"
         return self._port
 
-    def serve(self, job: str, channel: AgentChannel) -> None:
+    def add_channel(self, job: str, channel: AgentChannel) -> None:
         """Accepts agents of this job from now on."""
         self._channels[job] = channel
 
@@ -376,10 +376,10 @@ class AgentServer:
     async def start(self) -> None:
         """Starts to listen. Raises OSError if the port is in use."""
         if self._tls:
-            lessen_buffers()
+            shrink_tls_buffers()
         app = web.Application()
-        app.router.add_get(PATH, self._handle_request)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
+        app.router.add_get(AGENTS_PATH, self._handle_request)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_timeout_seconds)
         await self._runner.setup()
         http_server = self._runner.server
         assert http_server is not None, "setup() makes it"
@@ -402,7 +402,7 @@ class AgentServer:
         for leading_event in self._leading_events.values():
             leading_event.clear()
         await asyncio.gather(
-            *(connection.close(self._settings.close_seconds) for connection in tuple(self._open_connections))
+            *(connection.close(self._settings.close_timeout_seconds) for connection in tuple(self._open_connections))
         )
         if self._listener is not None:
             self._listener.close()
@@ -411,13 +411,13 @@ class AgentServer:
 
     async def _handle_request(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse(
-            timeout=self._settings.close_seconds,
-            max_msg_size=self._settings.message_bytes,
+            timeout=self._settings.close_timeout_seconds,
+            max_msg_size=self._settings.max_message_bytes,
             compress=False,
         )
         await websocket.prepare(request)
-        connection = AgentConnection(websocket, request, self._settings.send_queue, self._list_cache)
-        connection.host = request.url.host
+        connection = AgentConnection(websocket, request, self._settings.max_queued_messages, self._list_cache)
+        connection.requested_host = request.url.host
         self._open_connections.add(connection)
         try:
             await self._serve_agent(websocket, connection)
@@ -428,7 +428,7 @@ class AgentServer:
     async def _serve_agent(self, websocket: web.WebSocketResponse, connection: AgentConnection) -> None:
         outcome = await self._check_hello(websocket, connection)
         if isinstance(outcome, HelloRejected):
-            await connection.close_with(outcome, self._settings.close_seconds)
+            await connection.close_with(outcome, self._settings.close_timeout_seconds)
             return
         hello, channel = outcome
         assert self._limiter is not None, "it listens"
@@ -436,11 +436,11 @@ class AgentServer:
         sender = asyncio.create_task(connection.run_sender(), name=f"to worker {hello.index}")
         self._accepted_count += 1
         try:
-            channel.join(hello, connection)
+            channel.accept_agent(hello, connection)
             await self._receive_messages(websocket, connection, channel)
         finally:
             self._accepted_count -= 1
-            channel.connection_ended(connection)
+            channel.on_connection_closed(connection)
             sender.cancel()
             with suppress(asyncio.CancelledError):
                 await sender
@@ -460,7 +460,7 @@ class AgentServer:
                 redirect_url = (
                     ""
                     if self._leading_events[shard].is_set()
-                    else self._shard_directory.other_address(shard, connection.host)
+                    else self._shard_directory.find_redirect_url(shard, connection.requested_host)
                 )
                 if redirect_url:
                     text = f"the job is in shard {shard}, whose leader is at {redirect_url}"
@@ -471,7 +471,7 @@ class AgentServer:
                 channel = self._channels.get(hello.job)
                 if channel is None:
                     text = f"this operator does not serve job {hello.job} (it serves {len(self._channels)} others)"
-                    return _log_rejection("foreign-job", HelloRejected(text, retry=self._settings.foreign_retry))
+                    return _log_rejection("foreign-job", HelloRejected(text, retry=self._settings.retry_unknown_jobs))
                 hello_rejection = await self._authenticate(hello)
                 if hello_rejection is not None:
                     if hello_rejection.retry:
@@ -489,12 +489,12 @@ class AgentServer:
             # the channel was replaced while the token was checked, and would never send this agent a message
             text = f"job {hello.job} was handed over to another leader: retry"
             return _log_rejection("foreign-job", HelloRejected(text, retry=True))
-        hello_rejection = channel.rejection(hello)
+        hello_rejection = channel.hello_rejection(hello)
         if hello_rejection is not None:
             if hello_rejection.retry:
                 channel.record_retry_later()
             return _log_rejection("worker", hello_rejection)
-        if self._accepted_count >= self._settings.lines:
+        if self._accepted_count >= self._settings.max_agents:
             text = (
                 f"{self._accepted_count} agents are connected, which is the limit: raise `max_agents` in the operator's"
                 " settings"
@@ -508,7 +508,7 @@ class AgentServer:
         Agents that arrive just before it becomes the leader are thus accepted at once, instead of retrying one by one.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.lead_seconds):
+            async with asyncio.timeout(self._settings.lead_wait_seconds):
                 await self._leading_events[shard].wait()
         return self._leading_events[shard].is_set()
 
@@ -517,9 +517,9 @@ class AgentServer:
         frame = await websocket.receive()
         if frame.type is not WSMsgType.TEXT:
             raise ProtocolError(f"the first frame is {frame.type.name}, not a hello (TEXT)")
-        if len(frame.data) > self._settings.hello_bytes:
+        if len(frame.data) > self._settings.max_hello_bytes:
             raise ProtocolError(
-                f"the first message has {len(frame.data)} characters; a hello has at most {self._settings.hello_bytes}"
+                f"the first message has {len(frame.data)} characters; a hello has at most {self._settings.max_hello_bytes}"
             )
         message = decode(frame.data)
         if not isinstance(message, Hello):
@@ -538,7 +538,9 @@ class AgentServer:
         try:
             async for frame in websocket:
                 if frame.type is WSMsgType.TEXT:
-                    check_size(frame.data, len(frame.data) <= USUAL_CHARACTERS or channel.awaits_answer(connection))
+                    check_size(
+                        frame.data, len(frame.data) <= MAX_USUAL_CHARACTERS or channel.awaits_listing(connection)
+                    )
                 message = decode(frame.data) if frame.type is WSMsgType.TEXT else None
                 if not isinstance(message, _FROM_AGENT) or isinstance(message, Hello):
                     raise ProtocolError(

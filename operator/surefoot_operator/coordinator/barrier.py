@@ -23,28 +23,30 @@ def update_barrier(
     A plan cannot bind a barrier: only the last member's acceptance does.
     """
     if proposal.phase == "cancelled":
-        if barrier is None or barrier.sent.generation != proposal.generation:
+        if barrier is None or barrier.barrier.generation != proposal.generation:
             return barrier
         return _cancel_barrier(barrier)
     is_proposed_already = (
         barrier is not None
-        and (barrier.sent.generation, barrier.sent.step) == (proposal.generation, proposal.step)
-        and barrier.sent.phase != "cancelled"
+        and (barrier.barrier.generation, barrier.barrier.step) == (proposal.generation, proposal.step)
+        and barrier.barrier.phase != "cancelled"
     )
     if is_proposed_already or proposal.phase == "bound":
         return barrier
     return ObservedBarrier(proposal, now, frozenset(members))
 
 
-def apply_reply(barrier: ObservedBarrier | None, worker: WorkerId, reply: BarrierReply) -> ObservedBarrier | None:
+def apply_barrier_reply(
+    barrier: ObservedBarrier | None, worker: WorkerId, reply: BarrierReply
+) -> ObservedBarrier | None:
     """Applies an agent's reply to the proposal; a reply to an earlier proposal is ignored."""
-    if barrier is None or barrier.sent != Barrier(reply.generation, reply.step, "proposed"):
+    if barrier is None or barrier.barrier != Barrier(reply.generation, reply.step, "proposed"):
         return barrier
     if not reply.accepted:
         return _cancel_barrier(barrier)
     workers_to_answer = barrier.unanswered_by - {worker}
-    sent = barrier.sent if workers_to_answer else replace(barrier.sent, phase="bound")
-    return replace(barrier, sent=sent, unanswered_by=workers_to_answer)
+    sent = barrier.barrier if workers_to_answer else replace(barrier.barrier, phase="bound")
+    return replace(barrier, barrier=sent, unanswered_by=workers_to_answer)
 
 
 def desired_barrier(barrier: ObservedBarrier | None, generation: int, is_adopted: bool) -> Barrier | None:
@@ -56,10 +58,10 @@ def desired_barrier(barrier: ObservedBarrier | None, generation: int, is_adopted
         is_adopted: Whether the member's trainers ran this generation when its agent connected. It may then wait at a
             barrier that an earlier coordinator proposed.
     """
-    if barrier is not None and barrier.sent.generation == generation:
-        return barrier.sent
+    if barrier is not None and barrier.barrier.generation == generation:
+        return barrier.barrier
     return Barrier(generation, 0, "cancelled") if is_adopted else None
 
 
 def _cancel_barrier(barrier: ObservedBarrier) -> ObservedBarrier:
-    return replace(barrier, sent=replace(barrier.sent, phase="cancelled"), unanswered_by=frozenset())
+    return replace(barrier, barrier=replace(barrier.barrier, phase="cancelled"), unanswered_by=frozenset())

@@ -24,7 +24,7 @@ from surefoot.protocol.messages import (
 from surefoot_operator.coordinator import barrier, listings, uploads
 from surefoot_operator.coordinator.listings import (
     is_listing,
-    older_without,
+    source_listing_after_drop,
 )
 from surefoot_operator.coordinator.pending_requests import (
     PendingRequests,
@@ -37,17 +37,17 @@ from surefoot_operator.coordinator.pending_requests import (
 def apply_reply(requests: PendingRequests, worker: WorkerId, message: FromAgent, now: float = 0.0) -> PendingRequests:
     """Applies an agent's reply; a reply that matches no request is ignored."""
     if isinstance(message, BarrierReply):
-        return with_barrier(requests, barrier.apply_reply(requests.barrier, worker, message))
+        return with_barrier(requests, barrier.apply_barrier_reply(requests.barrier, worker, message))
     if isinstance(message, UploadReply):
-        return uploads.apply_reply(requests, worker, message)
+        return uploads.apply_upload_reply(requests, worker, message)
     if not isinstance(message, PersistentPage | RepairReply | DeleteReply):
         return requests
-    request = requests.pending.get(message.request)
+    request = requests.by_id.get(message.request)
     if request is None or request.worker != worker:
         return requests
     if isinstance(message, PersistentPage):
         return listings.apply_page(requests, request, message)
-    requests = replace(requests, pending={n: o for n, o in requests.pending.items() if n != message.request})
+    requests = replace(requests, by_id={n: o for n, o in requests.by_id.items() if n != message.request})
     if message.error is not None:
         return with_failure(requests, f"{worker} could not {describe_request(request.message)}: {message.error}")
     if isinstance(request.message, DeletePersistent):
@@ -63,13 +63,13 @@ def desired_requests(requests: PendingRequests, worker: WorkerId) -> list[ToAgen
     return [*requests.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
 
 
-def affected_workers(old: PendingRequests, new: PendingRequests) -> set[WorkerId] | None:
+def find_workers_with_changed_requests(old: PendingRequests, new: PendingRequests) -> set[WorkerId] | None:
     """Returns the workers whose requests differ between two states; None: all workers."""
-    if (old.barrier and old.barrier.sent) != (new.barrier and new.barrier.sent):
+    if (old.barrier and old.barrier.barrier) != (new.barrier and new.barrier.barrier):
         return None
     workers: set[WorkerId] = set()
-    if old.pending is not new.pending:
-        workers |= {request.worker for number, request in new.pending.items() if old.pending.get(number) is not request}
+    if old.by_id is not new.by_id:
+        workers |= {request.worker for number, request in new.by_id.items() if old.by_id.get(number) is not request}
     if old.uploads is not new.uploads:
         workers |= {worker for worker, request in new.uploads.items() if old.uploads.get(worker) != request}
     if old.shutdowns is not new.shutdowns:
@@ -77,13 +77,15 @@ def affected_workers(old: PendingRequests, new: PendingRequests) -> set[WorkerId
     return workers
 
 
-def retire(requests: PendingRequests, workers: Iterable[WorkerId], message: Shutdown) -> PendingRequests:
+def request_shutdown(requests: PendingRequests, workers: Iterable[WorkerId], message: Shutdown) -> PendingRequests:
     """Requests that exactly these attempts of workers flush and exit."""
     shutdown_by_worker = {**requests.shutdowns, **dict.fromkeys(workers, message)}
     return requests if shutdown_by_worker == requests.shutdowns else replace(requests, shutdowns=shutdown_by_worker)
 
 
-def drop_other_generations(requests: PendingRequests, generation: int, is_committed: bool) -> PendingRequests:
+def drop_requests_of_other_generations(
+    requests: PendingRequests, generation: int, is_committed: bool
+) -> PendingRequests:
     """Drops the requests that were made for another generation than the present one.
 
     Args:
@@ -91,38 +93,44 @@ def drop_other_generations(requests: PendingRequests, generation: int, is_commit
         generation: The present generation; 0: none.
         is_committed: Whether it is committed. A barrier is kept only in a committed generation.
     """
-    kept_requests = {n: o for n, o in requests.pending.items() if o.generation == generation}
+    kept_requests = {n: o for n, o in requests.by_id.items() if o.generation == generation}
     is_barrier_current = (
-        requests.barrier is not None and requests.barrier.sent.generation == generation and is_committed
+        requests.barrier is not None and requests.barrier.barrier.generation == generation and is_committed
     )
     barrier = requests.barrier if is_barrier_current else None
     upload_by_worker = {w: p for w, p in requests.uploads.items() if p.generation == generation}
     if (len(kept_requests), barrier, len(upload_by_worker)) == (
-        len(requests.pending),
+        len(requests.by_id),
         requests.barrier,
         len(requests.uploads),
     ):
         return requests
     return replace(
         requests,
-        pending=kept_requests,
+        by_id=kept_requests,
         barrier=barrier,
         uploads=upload_by_worker,
-        source_listing=older_without(requests, kept_requests),
+        source_listing=source_listing_after_drop(requests, kept_requests),
     )
 
 
-def drop_worker(requests: PendingRequests, worker: WorkerId) -> PendingRequests:
+def drop_requests_to(requests: PendingRequests, worker: WorkerId) -> PendingRequests:
     """Drops the requests to a worker that no longer exists or whose agent restarted."""
-    kept_requests = {n: o for n, o in requests.pending.items() if o.worker != worker}
+    kept_requests = {n: o for n, o in requests.by_id.items() if o.worker != worker}
     upload_by_worker = {w: p for w, p in requests.uploads.items() if w != worker}
-    if (len(kept_requests), len(upload_by_worker)) == (len(requests.pending), len(requests.uploads)):
+    if (len(kept_requests), len(upload_by_worker)) == (len(requests.by_id), len(requests.uploads)):
         return requests
     # a listing that no other agent was asked for will never be answered, so the plan must request it again
-    lost_listing = any(is_listing(o, older=False) for n, o in requests.pending.items() if n not in kept_requests)
-    lost_listing = lost_listing and not any(is_listing(o, older=False) for o in kept_requests.values())
-    listing = replace(requests.persistent, requested_seconds=None) if lost_listing else requests.persistent
-    source_listing = older_without(requests, kept_requests)
+    lost_listing = any(is_listing(o, of_source_job=False) for n, o in requests.by_id.items() if n not in kept_requests)
+    lost_listing = lost_listing and not any(is_listing(o, of_source_job=False) for o in kept_requests.values())
+    listing = (
+        replace(requests.persistent_listing, requested_seconds=None) if lost_listing else requests.persistent_listing
+    )
+    source_listing = source_listing_after_drop(requests, kept_requests)
     return replace(
-        requests, pending=kept_requests, uploads=upload_by_worker, persistent=listing, source_listing=source_listing
+        requests,
+        by_id=kept_requests,
+        uploads=upload_by_worker,
+        persistent_listing=listing,
+        source_listing=source_listing,
     )

@@ -19,8 +19,8 @@ from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint, M
 from surefoot.protocol.messages import Assign, IntervalExponent, MemoryServers, StopTrainers, ToAgent
 from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.coordinator.barrier import desired_barrier
-from surefoot_operator.coordinator.conversations import affected_workers, desired_requests
-from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
+from surefoot_operator.coordinator.conversations import desired_requests, find_workers_with_changed_requests
+from surefoot_operator.coordinator.sessions import Session, Sessions, find_store_address
 from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
@@ -30,7 +30,7 @@ from surefoot_operator.policy.failure.memory_server_liveness import UsableMemory
 # its targets, and after a failure most workers read only the saves of their own ranks and of rank 0. An agent that
 # needs more sends `ListAllServers`; until then it treats a server it does not know as unreachable, never as absent.
 
-SEND_ALL_UP_TO = 32
+SEND_ALL_UP_TO_SERVERS = 32
 """Up to this many memory servers are sent to every agent: about 3 kB, and no restore has to ask for more."""
 
 Copies = Mapping[int, tuple[MemoryServerInstance, ...]]
@@ -43,13 +43,13 @@ class ServerListScope:
 
     membership: Membership | None = None
     """The membership; None: no generation was claimed yet."""
-    copies: Copies = field(default_factory=dict)
+    instances_by_rank: Copies = field(default_factory=dict)
     """Servers with the restore point's saves, read when the generation was committed; may be incomplete."""
-    send_all: int = SEND_ALL_UP_TO
+    send_all_up_to: int = SEND_ALL_UP_TO_SERVERS
     """Up to this many servers, every agent is sent all of them."""
 
 
-def scope_after(
+def update_scope(
     old_scope: ServerListScope | None,
     status: JobStatus,
     observe_servers: Callable[[], Sequence[ObservedMemoryServer]],
@@ -65,11 +65,16 @@ def scope_after(
         observe_servers: Returns the observed memory servers; called only if the scope must be computed.
         send_all_up_to: Up to this many servers, every agent is sent all of them; None: `SEND_ALL_UP_TO_SERVERS`.
     """
-    membership, send_all_up_to = status.membership, SEND_ALL_UP_TO if send_all_up_to is None else send_all_up_to
+    membership, send_all_up_to = status.membership, SEND_ALL_UP_TO_SERVERS if send_all_up_to is None else send_all_up_to
     if old_scope is not None and old_scope.membership == membership:
         return old_scope
-    if membership is None or membership.state != "Committed" or membership.parent is None or membership.parent.imported:
-        return ServerListScope(membership, send_all=send_all_up_to)
+    if (
+        membership is None
+        or membership.state != "Committed"
+        or membership.parent is None
+        or membership.parent.is_imported
+    ):
+        return ServerListScope(membership, send_all_up_to=send_all_up_to)
     instances_by_rank: dict[int, list[MemoryServerInstance]] = defaultdict(list)
     for server in observe_servers():
         if server.state == "Ready":
@@ -84,7 +89,7 @@ def scope_after(
     )
 
 
-def needed_servers(
+def select_needed_servers(
     status: JobStatus,
     servers: Sequence[MemoryServerEndpoint],
     targets: Mapping[int, RankTargets],
@@ -99,7 +104,7 @@ def needed_servers(
         scope: The servers that have the restore point's saves, and the limit up to which all are sent.
     """
     membership = status.membership
-    if membership is None or len(servers) <= scope.send_all:
+    if membership is None or len(servers) <= scope.send_all_up_to:
         return None
     endpoints = {endpoint.instance: endpoint for endpoint in servers}
     local_ranks = membership.world_size // max(1, len(membership.members))
@@ -108,7 +113,9 @@ def needed_servers(
         server_by_instance = {endpoint.instance: endpoint for endpoint in chain(*targets.get(member.index, ()))}
         for rank in (0, *range(group_rank * local_ranks, (group_rank + 1) * local_ranks)):
             server_by_instance |= {
-                instance: endpoints[instance] for instance in scope.copies.get(rank, ()) if instance in endpoints
+                instance: endpoints[instance]
+                for instance in scope.instances_by_rank.get(rank, ())
+                if instance in endpoints
             }
         needed[member.index] = tuple(sorted(server_by_instance.values(), key=ENDPOINT_ORDER))
     return needed
@@ -121,7 +128,7 @@ def is_gc_owner(group_rank: int) -> bool:
 
 def wants_all_servers(session: Session) -> bool:
     """Whether the agent asked on this connection for the list of all memory servers."""
-    return session.wants_servers
+    return session.wants_all_servers
 
 
 # ---- desired messages ------------------------------------------------------------------------------------------------
@@ -142,13 +149,13 @@ class DesiredState:
     """Usable memory servers that are assigned in the status; agents are never sent the address of another one."""
     targets: Mapping[int, RankTargets] = field(default_factory=dict)
     """Worker index → the servers to which its ranks save."""
-    needed: Mapping[int, tuple[MemoryServerEndpoint, ...]] | None = None
+    needed_servers: Mapping[int, tuple[MemoryServerEndpoint, ...]] | None = None
     """Worker index → the members of `servers` that it is sent; None: every worker is sent all of them."""
     scope: ServerListScope = field(default_factory=ServerListScope)
     """The limit from which `needed_servers` was computed."""
     token: str = field(default="", repr=False)
     """The generation's secret, with which its members authenticate to each other; not stored in the status."""
-    member_index: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
+    group_rank_by_member: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
     """(index, attempt, incarnation) of each member → its group rank, from 0."""
     servers_unreachable: bool = False
     """Whether the operator reaches none of `servers`, so that the first member's agent must delete old saves there."""
@@ -168,10 +175,18 @@ class DesiredState:
             status.skipped_data,
             interval_exponent,
         )
-        return (*shared, self.replicas, self.servers, self.targets, self.needed, self.token, self.servers_unreachable)
+        return (
+            *shared,
+            self.replicas,
+            self.servers,
+            self.targets,
+            self.needed_servers,
+            self.token,
+            self.servers_unreachable,
+        )
 
 
-def desired_state_after(
+def update_desired_state(
     old_state: DesiredState | None,
     status: JobStatus,
     usable: UsableMemoryServers,
@@ -188,11 +203,11 @@ def desired_state_after(
     inputs = (status.membership, status.assigned_servers, usable, replicas, token, scope, topology)
     if old_state is not None and old_state.inputs == inputs:
         return replace(old_state, status=status)
-    new_state = desired_state(status, usable, replicas, token, scope, topology)
+    new_state = derive_desired_state(status, usable, replicas, token, scope, topology)
     return replace(new_state, inputs=inputs)
 
 
-def desired_state(
+def derive_desired_state(
     status: JobStatus,
     usable: UsableMemoryServers,
     replicas: int,
@@ -229,31 +244,31 @@ def desired_state(
     # the agent that deletes old saves does not know which checkpoints are unreadable: while there is one newer than
     # the restore point, it would keep that one in place of a readable one
     servers_unreachable = (
-        not usable.reachable
+        not usable.are_reachable
         and bool(servers)
         and not any(checkpoint.step > restored_step for checkpoint in status.unreadable_checkpoints)
     )
-    needed = needed_servers(status, servers, targets, scope) if members else None
+    needed = select_needed_servers(status, servers, targets, scope) if members else None
     return DesiredState(
         status, effective_count, servers, targets, needed, scope, token, group_rank_by_member, servers_unreachable
     )
 
 
-def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
+def find_affected_workers(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
     """Returns the workers whose messages a change of the sessions may affect; None: all workers.
 
     The worker that sent the message is not included. Most reports affect only their sender; comparing all workers'
     messages for each report would cost the square of their number.
     """
-    if before.membership != after.membership or store_address(before) != store_address(after):
+    if before.membership != after.membership or find_store_address(before) != find_store_address(after):
         return None
-    old_requests, new_requests = before.orders, after.orders
+    old_requests, new_requests = before.requests, after.requests
     if old_requests is new_requests:
         return ()
-    return affected_workers(old_requests, new_requests)
+    return find_workers_with_changed_requests(old_requests, new_requests)
 
 
-def desired_messages(
+def list_desired_messages(
     desired: DesiredState, sessions: Sessions, worker: WorkerId, send_all_servers: bool = False
 ) -> tuple[ToAgent, ...]:
     """Lists every message that this worker's agent must have received.
@@ -268,7 +283,7 @@ def desired_messages(
     if membership is not None and membership.state == "Claimed":
         agent_messages.append(StopTrainers(membership.generation, membership.reason))
     elif membership is not None:
-        group_rank = _group_rank_of(desired.member_index, session)
+        group_rank = _group_rank_of(desired.group_rank_by_member, session)
         if group_rank is None:
             # stops a member of an older generation that was frozen and thaws; a warm spare has nothing to stop
             agent_messages.append(
@@ -278,7 +293,7 @@ def desired_messages(
             agent_messages += _member_messages(
                 desired, sessions, session, group_rank, _servers_sent_to(desired, session, group_rank, send_all_servers)
             )
-    agent_messages += desired_requests(sessions.orders, worker)
+    agent_messages += desired_requests(sessions.requests, worker)
     return tuple(agent_messages)
 
 
@@ -289,9 +304,9 @@ def _group_rank_of(group_rank_by_member: Mapping[tuple[int, int, str], int], ses
 def _servers_sent_to(
     desired: DesiredState, session: Session, group_rank: int, send_all_servers: bool
 ) -> tuple[MemoryServerEndpoint, ...]:
-    if desired.needed is None or send_all_servers or wants_all_servers(session) or is_gc_owner(group_rank):
+    if desired.needed_servers is None or send_all_servers or wants_all_servers(session) or is_gc_owner(group_rank):
         return desired.servers
-    needed = desired.needed.get(session.observed.index, ())
+    needed = desired.needed_servers.get(session.observed.index, ())
     return needed if len(needed) < len(desired.servers) else desired.servers
 
 
@@ -319,14 +334,14 @@ def _member_messages(
             lineage=tuple((e.generation, e.parent, e.world_size) for e in desired.status.lineage),
             token=desired.token,
             hosts_store=group_rank == 0,
-            store=store_address(sessions),
+            store=find_store_address(sessions),
             servers=servers,
             is_partial=len(servers) < len(desired.servers),
             targets=by_rank[0],
             rank_targets=tuple(by_rank) if len(by_rank) > 1 else (),
             replicas=desired.replicas,
             source_job=desired.status.source_job
-            if membership.parent is not None and membership.parent.imported
+            if membership.parent is not None and membership.parent.is_imported
             else None,
             skip_steps=sum(
                 skipped.steps for skipped in desired.status.skipped_data if skipped.generation == membership.generation
@@ -335,7 +350,7 @@ def _member_messages(
         )
     ]
     barrier = desired_barrier(
-        sessions.orders.barrier, membership.generation, session.hello_generation == membership.generation
+        sessions.requests.barrier, membership.generation, session.hello_generation == membership.generation
     )
     if barrier is not None:
         member_messages.append(barrier)
@@ -368,7 +383,7 @@ def was_sent_all_servers(sent: Delivered) -> bool:
     return isinstance(newest_assign, Assign) and not newest_assign.is_partial
 
 
-def outbox_diff(sent: Delivered, desired: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
+def diff_messages(sent: Delivered, desired: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
     """Compares the messages that a connection was sent with those that its agent must have.
 
     Returns:

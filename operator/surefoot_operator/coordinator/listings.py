@@ -26,7 +26,7 @@ from surefoot_operator.coordinator.pending_requests import (
     PendingRequests,
     describe_request,
     with_failure,
-    with_refused,
+    with_rejected_records,
 )
 from surefoot_operator.job_snapshot import PersistentListing
 
@@ -36,11 +36,11 @@ from surefoot_operator.job_snapshot import PersistentListing
 # megabytes, which would delay heartbeats on the same connection. Each page is parsed when it arrives, so that none
 # blocks the operator for long.
 
-LAYOUTS_AT_ONCE = 128
+MAX_LAYOUTS_PER_REQUEST = 128
 """Layouts that one request asks for: at most tens of megabytes, in the agent and on the connection."""
-MOST_LEFT_OUT = 1000
+MAX_UNREAD_RECORDS = 1000
 """Unread records of one page that are kept; agents send no more than this."""
-MOST_SENTENCES = 8
+MAX_ERROR_MESSAGES = 8
 """Error messages about unreadable manifests that are kept of each kind."""
 
 
@@ -48,17 +48,17 @@ MOST_SENTENCES = 8
 class ListingPage:
     """The parsed content of one or more pages of a listing."""
 
-    entries: tuple[RankManifest, ...] = ()
+    manifests: tuple[RankManifest, ...] = ()
     """The manifests that could be read."""
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records by digest."""
-    left_out: tuple[UnreadRecord, ...] = ()
+    unread_records: tuple[UnreadRecord, ...] = ()
     """Records that the agent found but did not send, with the reason."""
-    unreadable: tuple[str, ...] = ()
+    unreadable_manifests: tuple[str, ...] = ()
     """Error messages about manifests that could not be read, the first few."""
-    refused: tuple[str, ...] = ()
+    rejected_manifests: tuple[str, ...] = ()
     """The messages in `unreadable_manifests` that are about exceeded limits."""
-    newest_epoch: int = 0
+    newest_generation: int = 0
     """The newest generation that another coordinator claimed in the tier; 0: none."""
 
 
@@ -66,35 +66,42 @@ class ListingPage:
 class PartialListing:
     """A listing that is being received."""
 
-    before: ListingPage = field(default_factory=ListingPage)
+    earlier_content: ListingPage = field(default_factory=ListingPage)
     """Content received in reply to earlier requests for this listing."""
     pages: tuple[ListingPage, ...] = ()
     """Pages received in reply to the present request, in order."""
-    heard: int = 0
+    received_page_count: int = 0
     """Number of pages received for all requests, repeated ones included."""
 
-    def whole(self) -> ListingPage:
+    def join_pages(self) -> ListingPage:
         """Joins everything received so far."""
-        return _join_pages((self.before, *self.pages))
+        return _join_pages((self.earlier_content, *self.pages))
 
-    def asked_anew(self) -> PartialListing:
+    def start_next_request(self) -> PartialListing:
         """Starts the next request for this listing, once the present one is answered."""
-        return PartialListing(self.whole(), heard=self.heard)
+        return PartialListing(self.join_pages(), received_page_count=self.received_page_count)
 
-    def answered(self, requested_digests: Collection[str]) -> PartialListing:
+    def with_withheld_layouts(self, requested_digests: Collection[str]) -> PartialListing:
         """Adds requested layouts that the agent did not send to the unread records.
 
         Otherwise they would be requested again without end.
         """
-        content = self.whole()
-        withheld = set(requested_digests) - content.layouts.keys() - {record.digest for record in content.left_out}
+        content = self.join_pages()
+        withheld = (
+            set(requested_digests) - content.layouts.keys() - {record.digest for record in content.unread_records}
+        )
         withheld_records = tuple(
             UnreadRecord(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld)
         )
-        return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *withheld_records)))
+        return replace(
+            self,
+            earlier_content=replace(
+                self.earlier_content, unread_records=(*self.earlier_content.unread_records, *withheld_records)
+            ),
+        )
 
 
-def taken(
+def add_page(
     partial_listing: PartialListing, page: PersistentPage, request: ListPersistent, max_entries: int
 ) -> PartialListing | None:
     """Adds a received page; returns None if a page before it is missing.
@@ -108,39 +115,46 @@ def taken(
     if not 0 <= page.page <= len(partial_listing.pages):
         return None
     listing = "the listing of the persistent tier"
-    bounds.check(listing, "the number of pages", partial_listing.heard + 1, bounds.MAX_PAGES)
-    kept_pages = (partial_listing.before, *partial_listing.pages[: page.page])
+    bounds.require_in_range(
+        listing, "the number of pages", partial_listing.received_page_count + 1, bounds.MAX_LISTING_PAGES
+    )
+    kept_pages = (partial_listing.earlier_content, *partial_listing.pages[: page.page])
     if request.manifests:
-        total = len(page.manifests) + sum(len(kept_page.entries) for kept_page in kept_pages)
-        bounds.check(listing, "the number of manifests", total, max_entries)
+        total = len(page.manifests) + sum(len(kept_page.manifests) for kept_page in kept_pages)
+        bounds.require_in_range(listing, "the number of manifests", total, max_entries)
     layout_bytes = sum(
         len(text)
         for layouts in (page.layouts, *(kept_page.layouts for kept_page in kept_pages))
         for text in layouts.values()
     )
-    bounds.check(listing, "the bytes of layouts", layout_bytes, bounds.max_layout_bytes(max_entries))
+    bounds.require_in_range(listing, "the bytes of layouts", layout_bytes, bounds.max_listed_layout_bytes(max_entries))
     layouts = page.layouts
     if request.layouts is not None and not request.manifests:
         layouts = {digest: text for digest, text in layouts.items() if digest in request.layouts}
     content = read_manifests(page.manifests) if request.manifests else ListingPage()
-    bounds.check(listing, "the newest generation", page.newest_epoch, bounds.MAX_COUNT)
+    bounds.require_in_range(listing, "the newest generation", page.newest_generation, bounds.MAX_COUNT)
     content = replace(
-        content, layouts=layouts, left_out=page.unread_records[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch
+        content,
+        layouts=layouts,
+        unread_records=page.unread_records[:MAX_UNREAD_RECORDS],
+        newest_generation=page.newest_generation,
     )
-    return PartialListing(partial_listing.before, (*kept_pages[1:], content), partial_listing.heard + 1)
+    return PartialListing(
+        partial_listing.earlier_content, (*kept_pages[1:], content), partial_listing.received_page_count + 1
+    )
 
 
-def lacking(content: ListingPage, known_digests: Collection[str]) -> tuple[str, ...]:
+def find_missing_layouts(content: ListingPage, known_digests: Collection[str]) -> tuple[str, ...]:
     """Returns the digests of missing layouts that the next request must ask for; empty: none is missing.
 
     Args:
         content: The content received so far.
         known_digests: Digests of the layouts that the coordinator already has.
     """
-    unread_digests = {record.digest for record in content.left_out}
-    layout_digests = {m.layout for m in content.entries}
+    unread_digests = {record.digest for record in content.unread_records}
+    layout_digests = {m.layout for m in content.manifests}
     return tuple(
-        sorted(layout_digests - unread_digests - set(known_digests) - content.layouts.keys())[:LAYOUTS_AT_ONCE]
+        sorted(layout_digests - unread_digests - set(known_digests) - content.layouts.keys())[:MAX_LAYOUTS_PER_REQUEST]
     )
 
 
@@ -154,25 +168,27 @@ def read_manifests(manifests: Iterable[str]) -> ListingPage:
             entries.append(RankManifest.from_json(text))
         except ProtocolError as error:
             messages = out_of_bounds if isinstance(error, OutOfBounds) else unreadable
-            if len(messages) < MOST_SENTENCES:
+            if len(messages) < MAX_ERROR_MESSAGES:
                 messages.append(str(error))
-    return ListingPage(tuple(entries), unreadable=(*out_of_bounds, *unreadable), refused=tuple(out_of_bounds))
+    return ListingPage(
+        tuple(entries), unreadable_manifests=(*out_of_bounds, *unreadable), rejected_manifests=tuple(out_of_bounds)
+    )
 
 
 def _join_pages(pages: Collection[ListingPage]) -> ListingPage:
     return ListingPage(
-        tuple(m for page in pages for m in page.entries),
+        tuple(m for page in pages for m in page.manifests),
         {digest: text for page in pages for digest, text in page.layouts.items()},
-        tuple(record for page in pages for record in page.left_out),
-        tuple(islice((message for page in pages for message in page.unreadable), MOST_SENTENCES)),
-        tuple(islice((message for page in pages for message in page.refused), MOST_SENTENCES)),
-        max((page.newest_epoch for page in pages), default=0),
+        tuple(record for page in pages for record in page.unread_records),
+        tuple(islice((message for page in pages for message in page.unreadable_manifests), MAX_ERROR_MESSAGES)),
+        tuple(islice((message for page in pages for message in page.rejected_manifests), MAX_ERROR_MESSAGES)),
+        max((page.newest_generation for page in pages), default=0),
     )
 
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
-MOST_LISTINGS = 8
+MAX_SIMULTANEOUS_LISTINGS = 8
 """Requests for the same listing that may be unanswered at once; a plan adds one a minute, and any may be answered."""
 
 
@@ -180,16 +196,16 @@ MOST_LISTINGS = 8
 class ListingRights:
     """Permissions of an agent to write to the persistent tier before it lists it."""
 
-    begin: bool = True
+    may_create_folder: bool = True
     """Whether it may create the job's folder if that is missing."""
     claim: tuple[int, str] = (0, "")
     """(generation, ticket) that it must claim there; generation 0: none. The ticket identifies the claim."""
 
 
-ANY_RIGHTS = ListingRights()
+DEFAULT_LISTING_RIGHTS = ListingRights()
 
 
-def listing_rights(status: JobStatus) -> ListingRights:
+def derive_listing_rights(status: JobStatus) -> ListingRights:
     """Derives from the status how an agent may write to the persistent tier.
 
     A missing folder may be created only while no checkpoint was ever complete in it; later, a missing folder means lost
@@ -200,33 +216,33 @@ def listing_rights(status: JobStatus) -> ListingRights:
     claim = (
         (membership.generation, f"{membership.changed_seconds:.3f}") if membership is not None and is_claim else (0, "")
     )
-    return ListingRights(begin=status.last_uploaded is None, claim=claim)
+    return ListingRights(may_create_folder=status.last_uploaded is None, claim=claim)
 
 
 @dataclass(frozen=True, slots=True)
 class ListingRequest(PendingRequest):
     """A request for a listing, with the pages received so far."""
 
-    gathered: PartialListing = field(default_factory=PartialListing)
+    partial_listing: PartialListing = field(default_factory=PartialListing)
     """The pages received so far."""
-    known: frozenset[str] = frozenset()
+    known_layouts: frozenset[str] = frozenset()
     """Digests of layouts that the coordinator has, so the agent need not send them."""
 
 
-def is_listing(request: PendingRequest, older: bool) -> bool:
+def is_listing(request: PendingRequest, of_source_job: bool) -> bool:
     """Whether this requests a listing: of the source job if `of_source_job`, else of this job."""
     message = request.message
-    return isinstance(message, ListPersistent) and (message.source_job is not None) == older
+    return isinstance(message, ListPersistent) and (message.source_job is not None) == of_source_job
 
 
-def list_persistent(
+def request_listing(
     requests: PendingRequests,
     worker: WorkerId,
     generation: int,
     now: float,
     source_job: SourceJob | None = None,
-    known: frozenset[str] = frozenset(),
-    listed_as: ListingRights = ANY_RIGHTS,
+    known_layouts: frozenset[str] = frozenset(),
+    rights: ListingRights = DEFAULT_LISTING_RIGHTS,
 ) -> PendingRequests:
     """Requests a listing from one agent.
 
@@ -244,41 +260,41 @@ def list_persistent(
     """
     same_requests = {
         n: o
-        for n, o in requests.pending.items()
+        for n, o in requests.by_id.items()
         if is_listing(o, source_job is not None) and o.generation == generation and o.message.source_job == source_job  # type: ignore[union-attr]
     }
-    dropped_ids = sorted(same_requests)[: max(0, len(same_requests) - MOST_LISTINGS)]
+    dropped_ids = sorted(same_requests)[: max(0, len(same_requests) - MAX_SIMULTANEOUS_LISTINGS)]
     open_requests = {
-        n: o for n, o in requests.pending.items() if not is_listing(o, source_job is not None) or n in same_requests
+        n: o for n, o in requests.by_id.items() if not is_listing(o, source_job is not None) or n in same_requests
     }
     kept_requests = {n: o for n, o in open_requests.items() if n not in dropped_ids}
     request_id = requests.next_request
-    stored_layouts = requests.layouts if source_job is None else requests.source_layouts
-    claim_generation, claim_ticket = listed_as.claim if source_job is None else (0, "")
+    stored_layouts = requests.persistent_layouts if source_job is None else requests.source_layouts
+    claim_generation, claim_ticket = rights.claim if source_job is None else (0, "")
     message = ListPersistent(
         request_id,
         source_job,
         layouts=(),
-        begin=listed_as.begin,
-        claim_epoch=claim_generation,
+        begin=rights.may_create_folder,
+        claim_generation=claim_generation,
         claim_ticket=claim_ticket,
     )
-    request = ListingRequest(worker, message, generation, now, known=known | stored_layouts.keys())
-    requests = replace(requests, next_request=request_id + 1, pending={**kept_requests, request_id: request})
+    request = ListingRequest(worker, message, generation, now, known_layouts=known_layouts | stored_layouts.keys())
+    requests = replace(requests, next_request=request_id + 1, by_id={**kept_requests, request_id: request})
     asked_workers = frozenset(o.worker for n, o in same_requests.items() if n in kept_requests) | {worker}
     return with_listing(
         requests, PersistentListing(requested_seconds=now, source_job=source_job, requested_from=asked_workers)
     )
 
 
-def void_listing(requests: PendingRequests) -> PendingRequests:
+def discard_listing(requests: PendingRequests) -> PendingRequests:
     """Discards this job's listing and the requests for it, because a memory server was read after they were made."""
-    other_requests = {n: o for n, o in requests.pending.items() if not is_listing(o, older=False)}
-    listing = replace(requests.persistent, read_generation=None, requested_seconds=None)
-    return replace(requests, pending=other_requests, persistent=listing)
+    other_requests = {n: o for n, o in requests.by_id.items() if not is_listing(o, of_source_job=False)}
+    listing = replace(requests.persistent_listing, read_generation=None, requested_seconds=None)
+    return replace(requests, by_id=other_requests, persistent_listing=listing)
 
 
-def drop_persistent(
+def request_deletion(
     requests: PendingRequests, worker: WorkerId, generation: int, checkpoints: tuple[Checkpoint, ...], now: float
 ) -> PendingRequests:
     """Requests from one agent that it deletes checkpoints, unless such a request is already unanswered.
@@ -286,28 +302,30 @@ def drop_persistent(
     The checkpoints leave the listing at once, so that none is chosen to restore from, or counted as uploaded or known
     good, a moment before it is deleted.
     """
-    if any(isinstance(request.message, DeletePersistent) for request in requests.pending.values()):
+    if any(isinstance(request.message, DeletePersistent) for request in requests.by_id.values()):
         return requests
     request_id = requests.next_request
     request = PendingRequest(worker, DeletePersistent(request_id, checkpoints), generation, now)
     return replace(
         requests,
         next_request=request_id + 1,
-        pending={**requests.pending, request_id: request},
-        persistent=requests.persistent.without_checkpoints(frozenset(checkpoints)),
-        uploaded={c: saves for c, saves in requests.uploaded.items() if c not in checkpoints},
+        by_id={**requests.by_id, request_id: request},
+        persistent_listing=requests.persistent_listing.without_checkpoints(frozenset(checkpoints)),
+        uploaded_saves={c: saves for c, saves in requests.uploaded_saves.items() if c not in checkpoints},
     )
 
 
-def older_without(requests: PendingRequests, kept_requests: Mapping[int, PendingRequest]) -> PersistentListing:
+def source_listing_after_drop(
+    requests: PendingRequests, kept_requests: Mapping[int, PendingRequest]
+) -> PersistentListing:
     """Returns the source job's listing; marks it as not requested if no request for it is among `kept_requests`."""
-    was_dropped = any(is_listing(o, older=True) for n, o in requests.pending.items() if n not in kept_requests)
+    was_dropped = any(is_listing(o, of_source_job=True) for n, o in requests.by_id.items() if n not in kept_requests)
     return replace(requests.source_listing, requested_seconds=None) if was_dropped else requests.source_listing
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------
 
-MOST_TOLD = 5
+MAX_LOGGED_RECORDS = 5
 """Unread records of one listing that are logged by name."""
 
 
@@ -322,29 +340,29 @@ def apply_page(requests: PendingRequests, request: PendingRequest, page: Persist
         return requests
     error, partial_listing = page.error, None
     try:
-        partial_listing = taken(request.gathered, page, request_message, requests.max_records)
+        partial_listing = add_page(request.partial_listing, page, request_message, requests.max_records)
     except OutOfBounds as out_of_bounds:
         error = str(out_of_bounds)
-        requests = with_refused(requests, (error,))
+        requests = with_rejected_records(requests, (error,))
     if error is None and partial_listing is None and not page.more:
-        missing_page = len(request.gathered.pages) + 1
+        missing_page = len(request.partial_listing.pages) + 1
         error = f"page {missing_page} of {page.page + 1} of the listing was not received"
     if error is None and page.more:
-        updated_request = request if partial_listing is None else replace(request, gathered=partial_listing)
-        return replace(requests, pending={**requests.pending, page.request: updated_request})
+        updated_request = request if partial_listing is None else replace(request, partial_listing=partial_listing)
+        return replace(requests, by_id={**requests.by_id, page.request: updated_request})
     # this was the request's last page, or it failed: either way the request is answered
-    other_requests = {n: o for n, o in requests.pending.items() if n != page.request}
+    other_requests = {n: o for n, o in requests.by_id.items() if n != page.request}
     if error is not None or partial_listing is None:
         requests = with_failure(
-            replace(requests, pending=other_requests),
+            replace(requests, by_id=other_requests),
             f"{request.worker} could not {describe_request(request.message)}: {error}",
         )
         failed_listing = PersistentListing(
             requested_seconds=request.requested_seconds, error=error, source_job=request_message.source_job
         )
         return with_listing(requests, failed_listing)
-    partial_listing = partial_listing.answered(request_message.layouts or ())
-    missing_digests = lacking(partial_listing.whole(), request.known)
+    partial_listing = partial_listing.with_withheld_layouts(request_message.layouts or ())
+    missing_digests = find_missing_layouts(partial_listing.join_pages(), request.known_layouts)
     if missing_digests:
         request_id = requests.next_request
         next_message = ListPersistent(
@@ -354,50 +372,56 @@ def apply_page(requests: PendingRequests, request: PendingRequest, page: Persist
             layouts=missing_digests,
             begin=request_message.begin,
         )
-        request = replace(request, message=next_message, gathered=partial_listing.asked_anew())
-        return replace(requests, next_request=request_id + 1, pending={**other_requests, request_id: request})
+        request = replace(request, message=next_message, partial_listing=partial_listing.start_next_request())
+        return replace(requests, next_request=request_id + 1, by_id={**other_requests, request_id: request})
     # other agents' requests for the same listing are answered by this one
     other_requests = {n: o for n, o in other_requests.items() if not _same_listing(o, request)}
-    return _finish_listing(replace(requests, pending=other_requests), request, partial_listing)
+    return _finish_listing(replace(requests, by_id=other_requests), request, partial_listing)
 
 
 def _finish_listing(
     requests: PendingRequests, request: PendingRequest, partial_listing: PartialListing
 ) -> PendingRequests:
     source_job = request.message.source_job if isinstance(request.message, ListPersistent) else None
-    content, entries = partial_listing.whole(), partial_listing.whole().entries
+    content, entries = partial_listing.join_pages(), partial_listing.join_pages().manifests
     # agents do not send records that exceed a limit; they send the text of OutOfBounds as the reason
-    rejected_reasons = tuple(record.reason for record in content.left_out if OutOfBounds.MARK in record.reason)
-    requests = with_refused(replace(requests, refused=()), (*content.refused, *rejected_reasons))
-    for message in content.unreadable[:MOST_TOLD]:
+    rejected_reasons = tuple(record.reason for record in content.unread_records if OutOfBounds.MARK in record.reason)
+    requests = with_rejected_records(
+        replace(requests, rejected_records=()), (*content.rejected_manifests, *rejected_reasons)
+    )
+    for message in content.unreadable_manifests[:MAX_LOGGED_RECORDS]:
         requests = with_failure(requests, f"cannot read a manifest in {source_job or 'the persistent tier'}: {message}")
     if source_job is not None:
         # negative generations keep the source job's checkpoints apart from this job's own
         entries = tuple(replace(m, save=replace(m.save, generation=-m.save.generation)) for m in entries)
     listing = PersistentListing(
-        request.generation, entries, request.requested_seconds, source_job=source_job, unread_records=content.left_out
+        request.generation,
+        entries,
+        request.requested_seconds,
+        source_job=source_job,
+        unread_records=content.unread_records,
     )
-    listing = replace(listing, newest_epoch=content.newest_epoch)
+    listing = replace(listing, newest_generation=content.newest_generation)
     listing = replace(listing, undecidable=listing.unreadable_checkpoints(source_job is not None))
     layout_digests = {m.layout for m in entries}
-    stored_layouts = requests.layouts if source_job is None else requests.source_layouts
+    stored_layouts = requests.persistent_layouts if source_job is None else requests.source_layouts
     layouts = {
         digest: text for digest, text in {**stored_layouts, **content.layouts}.items() if digest in layout_digests
     }
-    for record in content.left_out[:MOST_TOLD]:
+    for record in content.unread_records[:MAX_LOGGED_RECORDS]:
         requests = with_failure(
             requests, f"the listing of {source_job or 'the persistent tier'} lacks a record: {record}"
         )
-    if len(content.left_out) > MOST_TOLD:
+    if len(content.unread_records) > MAX_LOGGED_RECORDS:
         requests = with_failure(
             requests,
             f"the listing of {source_job or 'the persistent tier'} lacks"
-            f" {len(content.left_out) - MOST_TOLD} more records",
+            f" {len(content.unread_records) - MAX_LOGGED_RECORDS} more records",
         )
     if source_job is not None:
         return replace(requests, source_listing=listing, source_layouts=layouts)
-    still_deleting = requests.persistent.deleting & {m.save.checkpoint for m in entries}
-    return replace(requests, persistent=listing.without_checkpoints(still_deleting), layouts=layouts)
+    still_deleting = requests.persistent_listing.deleting & {m.save.checkpoint for m in entries}
+    return replace(requests, persistent_listing=listing.without_checkpoints(still_deleting), persistent_layouts=layouts)
 
 
 def _same_listing(request: PendingRequest, other: PendingRequest) -> bool:
@@ -411,8 +435,8 @@ def _same_listing(request: PendingRequest, other: PendingRequest) -> bool:
 
 def confirm_deletion(requests: PendingRequests, request: DeletePersistent) -> PendingRequests:
     """Records that an agent has deleted these checkpoints."""
-    deleting = requests.persistent.deleting - frozenset(request.checkpoints)
-    return replace(requests, persistent=replace(requests.persistent, deleting=deleting))
+    deleting = requests.persistent_listing.deleting - frozenset(request.checkpoints)
+    return replace(requests, persistent_listing=replace(requests.persistent_listing, deleting=deleting))
 
 
 def with_listing(requests: PendingRequests, listing: PersistentListing) -> PendingRequests:
@@ -422,4 +446,4 @@ def with_listing(requests: PendingRequests, listing: PersistentListing) -> Pendi
     """
     if listing.source_job is not None:
         return replace(requests, source_listing=listing)
-    return replace(requests, persistent=replace(listing, deleting=requests.persistent.deleting))
+    return replace(requests, persistent_listing=replace(listing, deleting=requests.persistent_listing.deleting))

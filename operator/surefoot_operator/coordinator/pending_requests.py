@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_records
+from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_manifests_per_tier
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DeletePersistent,
@@ -25,7 +25,7 @@ from surefoot_operator.job_snapshot import ObservedBarrier, PersistentListing
 
 RequestMessage = ListPersistent | RepairSave | DeletePersistent
 
-MOST_REFUSED = 8
+MAX_REJECTED_RECORDS = 8
 """Error messages about records that exceed a limit; later ones are dropped."""
 
 
@@ -52,7 +52,7 @@ class PendingRequests:
 
     next_request: int
     """Number of the next request. Starts above those of earlier coordinators, whose late replies match nothing."""
-    pending: Mapping[int, PendingRequest] = field(default_factory=dict)
+    by_id: Mapping[int, PendingRequest] = field(default_factory=dict)
     """Unanswered requests by their number."""
     shutdowns: Mapping[WorkerId, Shutdown] = field(default_factory=dict)
     """The workers that must flush and exit, with the message for each."""
@@ -68,29 +68,29 @@ class PendingRequests:
     """The saves that each worker must upload now; a worker that is missing here uploads nothing."""
     upload_round: int = 0
     """The highest `round` of any message in `uploads` so far."""
-    uploaded: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    uploaded_saves: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     """Saves that agents reported as uploaded; of the newest few checkpoints."""
     failed_uploads: Mapping[RankSave, int] = field(default_factory=dict)
     """Number of failed uploads of each save; of the newest few checkpoints."""
-    unreadable: frozenset[RankSave] = frozenset()
+    unreadable_saves: frozenset[RankSave] = frozenset()
     """Saves that could not be uploaded because every copy in memory is corrupt; of the newest few checkpoints."""
-    upload_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
+    upload_seconds: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
-    copied: Mapping[tuple[RankSave, MemoryServerInstance], float] = field(default_factory=dict)
+    repair_seconds_by_copy: Mapping[tuple[RankSave, MemoryServerInstance], float] = field(default_factory=dict)
     """Unix time at which a save was copied to a memory server, for copies that the server's index may not show yet."""
 
     # listings
-    persistent: PersistentListing = field(default_factory=PersistentListing)
+    persistent_listing: PersistentListing = field(default_factory=PersistentListing)
     """The last listing of the job's persistent tier."""
-    layouts: Mapping[str, str] = field(default_factory=dict)
+    persistent_layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records of `persistent_listing`, by digest."""
     source_listing: PersistentListing = field(default_factory=PersistentListing)
     """The last listing of the source job's folder."""
     source_layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records of `source_listing`, by digest."""
-    refused: tuple[str, ...] = ()
+    rejected_records: tuple[str, ...] = ()
     """Error messages about records of the last listing that exceed a limit."""
-    max_records: int = field(default_factory=lambda: max_records(0))
+    max_records: int = field(default_factory=lambda: max_manifests_per_tier(0))
     """Manifests that one listing may have; follows from the number of ranks that the job may run."""
 
     _messages_by_worker: dict[WorkerId, list[ToAgent]] = field(
@@ -101,7 +101,7 @@ class PendingRequests:
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
         """Lists this worker's requests, oldest first."""
         if not self._messages_by_worker:
-            for _, request in sorted(self.pending.items()):
+            for _, request in sorted(self.by_id.items()):
                 self._messages_by_worker.setdefault(request.worker, []).append(request.message)
         return self._messages_by_worker.get(worker, ())
 
@@ -120,13 +120,13 @@ def with_failure(requests: PendingRequests, error_message: str) -> PendingReques
     return replace(requests, failures=(*requests.failures, shorten(error_message, MAX_CAUSE_CHARACTERS))[-32:])
 
 
-def with_refused(requests: PendingRequests, error_messages: Iterable[str]) -> PendingRequests:
+def with_rejected_records(requests: PendingRequests, error_messages: Iterable[str]) -> PendingRequests:
     """Adds error messages about records that exceed a limit, once each, keeping the first few."""
     distinct_messages = dict.fromkeys(
-        (*requests.refused, *(shorten(message, MAX_CAUSE_CHARACTERS) for message in error_messages))
+        (*requests.rejected_records, *(shorten(message, MAX_CAUSE_CHARACTERS) for message in error_messages))
     )
-    kept_messages = tuple(distinct_messages)[:MOST_REFUSED]
-    return requests if kept_messages == requests.refused else replace(requests, refused=kept_messages)
+    kept_messages = tuple(distinct_messages)[:MAX_REJECTED_RECORDS]
+    return requests if kept_messages == requests.rejected_records else replace(requests, rejected_records=kept_messages)
 
 
 def with_barrier(requests: PendingRequests, barrier: ObservedBarrier | None) -> PendingRequests:

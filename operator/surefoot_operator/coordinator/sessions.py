@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, MAX_DETAIL_CHARACTERS, shorten_text
-from surefoot.protocol.hangs import MOST_STEPS
+from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, MAX_DETAIL_CHARACTERS, truncate_text
+from surefoot.protocol.hangs import MAX_LEARNED_STEPS
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
     BarrierReached,
@@ -33,7 +33,7 @@ from surefoot.protocol.messages import (
     TrainersStopped,
     UnreadableSave,
 )
-from surefoot.protocol.progress import NO_PROGRESS, Progress, subtract
+from surefoot.protocol.progress import NO_PROGRESS, Progress, subtract_activity
 from surefoot_operator.api.status import Membership
 from surefoot_operator.coordinator import conversations
 from surefoot_operator.coordinator.pending_requests import PendingRequests
@@ -53,22 +53,24 @@ from surefoot_operator.job_snapshot import (
 # takes. The first window of a generation is dropped: a rank that has just started on a new node still reads data and
 # compiles code that its peers have cached, and would be mistaken for a straggler.
 
-WINDOW_OBSERVATIONS = 48
+MIN_WINDOW_OBSERVATIONS = 48
 """Observations of each rank in one window, at least; about ten seconds."""
 
-WINDOW_STEPS = 4
+MIN_WINDOW_STEPS = 4
 """Training steps in one window, at least."""
 
 
 def add_activity(history: ActivityHistory, progress: Progress) -> ActivityHistory:
     """Adds the activity totals of one heartbeat of the same generation."""
-    changes = tuple(subtract(*pair) for pair in zip(history.window_start_totals, progress.activities, strict=False))
+    changes = tuple(
+        subtract_activity(*pair) for pair in zip(history.window_start_totals, progress.activities, strict=False)
+    )
     activities = tuple(activity for activity in changes if activity is not None)
     if len(activities) != len(progress.activities) or len(history.window_start_totals) != len(progress.activities):
         return ActivityHistory(progress.activities, progress.step)  # first report of this generation, or of some rank
     if (
-        progress.step - history.window_start_step < WINDOW_STEPS
-        or min(activity.observations for activity in activities) < WINDOW_OBSERVATIONS
+        progress.step - history.window_start_step < MIN_WINDOW_STEPS
+        or min(activity.observations for activity in activities) < MIN_WINDOW_OBSERVATIONS
     ):
         return history
     window = (ActivityWindow(history.window_start_step, activities),) if history.warmed_up else ()
@@ -82,7 +84,7 @@ def add_activity(history: ActivityHistory, progress: Progress) -> ActivityHistor
 # save is staged and when it has all its copies; the time between the two is its flush time. A new generation starts
 # with empty timings, because another world size has other step times.
 
-MAX_SAVES = 9
+MAX_TIMED_SAVES = 9
 """Saves, the newest, whose stall and flush times are remembered."""
 
 
@@ -97,11 +99,11 @@ def add_timings(timings: Timings, beat: Heartbeat, has_new_step: bool, now: floa
     """
     progress = beat.progress
     if has_new_step and progress.step_seconds is not None:
-        timings = replace(timings, steps=(*timings.steps, progress.step_seconds)[-MOST_STEPS:])
+        timings = replace(timings, steps=(*timings.steps, progress.step_seconds)[-MAX_LEARNED_STEPS:])
     if progress.activities:
-        timings = replace(timings, pace=add_activity(timings.pace, progress))
+        timings = replace(timings, activity=add_activity(timings.activity, progress))
     if progress.stall_seconds is not None and timings.stalls[-1:] != (progress.stall_seconds,):
-        timings = replace(timings, stalls=(*timings.stalls, progress.stall_seconds)[-MAX_SAVES:])
+        timings = replace(timings, stalls=(*timings.stalls, progress.stall_seconds)[-MAX_TIMED_SAVES:])
     # the flush of an older generation's save may end in this one; its time counts for neither
     pending_saves = [c for c in beat.pending if c.generation == beat.generation]
     new_flush_seconds = [
@@ -110,7 +112,7 @@ def add_timings(timings: Timings, beat: Heartbeat, has_new_step: bool, now: floa
     if new_flush_seconds or len(pending_saves) != len(timings.pending):
         staged_seconds_by_save = {c: timings.pending.get(c, now) for c in pending_saves}
         timings = replace(
-            timings, pending=staged_seconds_by_save, flushes=(*timings.flushes, *new_flush_seconds)[-MAX_SAVES:]
+            timings, pending=staged_seconds_by_save, flushes=(*timings.flushes, *new_flush_seconds)[-MAX_TIMED_SAVES:]
         )
     return timings
 
@@ -120,7 +122,7 @@ def add_timings(timings: Timings, beat: Heartbeat, has_new_step: bool, now: floa
 MAX_NOTICES = 64
 """Notices of agents, the newest, that wait for the reconciler to record them as events."""
 
-SKEW_SECONDS = 30.0
+MAX_CLOCK_SKEW_SECONDS = 30.0
 """Larger differences between a node's clock and the operator's are reported; TLS and signed requests bear minutes."""
 
 
@@ -134,9 +136,9 @@ class Session:
     """Generation whose trainers ran when the agent last connected; 0: none ran."""
     store: tuple[int, str] | None = None
     """(generation, host:port) of the TCPStore that this agent hosts; None: it has reported none."""
-    wants_servers: bool = False
+    wants_all_servers: bool = False
     """Whether the agent asked on this connection for the list of all memory servers."""
-    replaced: frozenset[str] = frozenset()
+    replaced_incarnations: frozenset[str] = frozenset()
     """Earlier incarnations of this worker's agent; one that was frozen and thaws must not connect again."""
 
     @property
@@ -153,7 +155,7 @@ class Sessions:
     """Namespace and name of the job, as agents give them in their hello."""
     term_seconds: float
     """Unix time at which this coordinator began to lead the job."""
-    orders: PendingRequests
+    requests: PendingRequests
     """Requests that agents have not answered, and the results of those that they have."""
     by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
     """The newest session of each worker that has connected."""
@@ -161,13 +163,13 @@ class Sessions:
     """The membership in the stored status; None: no generation was claimed yet."""
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
     """Notices of agents that the reconciler has not taken yet, oldest first."""
-    speakers: Mapping[str, WorkerId] = field(default_factory=dict)
+    worker_by_incarnation: Mapping[str, WorkerId] = field(default_factory=dict)
     """The worker of each agent incarnation that has a session."""
-    turned_away_seconds: float = 0.0
+    last_retry_later_seconds: float = 0.0
     """Unix time at which an agent's hello was last rejected with "retry"; 0: never."""
 
 
-def new_sessions(job: str, now: float) -> Sessions:
+def create_sessions(job: str, now: float) -> Sessions:
     """Creates the state of a new coordinator, which knows no session yet.
 
     Request numbers start at the time in milliseconds, so that no two coordinators use the same number.
@@ -175,12 +177,14 @@ def new_sessions(job: str, now: float) -> Sessions:
     return Sessions(job, now, PendingRequests(next_request=int(now * 1000)))
 
 
-def observed_sessions(sessions: Sessions) -> tuple[ObservedSession, ...]:
+def list_observed_sessions(sessions: Sessions) -> tuple[ObservedSession, ...]:
     """Lists the sessions for a snapshot, ordered by worker."""
     return tuple(sessions.by_worker[worker].observed for worker in sorted(sessions.by_worker))
 
 
-def rejection(sessions: Sessions, hello: Hello, existing_workers: frozenset[WorkerId] | None) -> HelloRejected | None:
+def hello_rejection(
+    sessions: Sessions, hello: Hello, existing_workers: frozenset[WorkerId] | None
+) -> HelloRejected | None:
     """Returns why this hello must be rejected; None: it is accepted.
 
     `existing_workers`: the workers that exist on the platform; None: not listed yet.
@@ -196,9 +200,9 @@ def rejection(sessions: Sessions, hello: Hello, existing_workers: frozenset[Work
             return HelloRejected(f"{worker} was replaced by attempt {newest_attempt}", retry=False)
         return HelloRejected(f"{worker} is not among the workers of this job", retry=True)
     session = sessions.by_worker.get(worker)
-    if session is not None and hello.incarnation in session.replaced:
+    if session is not None and hello.incarnation in session.replaced_incarnations:
         return HelloRejected(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
-    other_worker = sessions.speakers.get(hello.incarnation)
+    other_worker = sessions.worker_by_incarnation.get(hello.incarnation)
     if other_worker is not None and other_worker != worker:
         return HelloRejected(
             f"incarnation {hello.incarnation} is already {other_worker}: each agent start needs its own", retry=False
@@ -208,7 +212,7 @@ def rejection(sessions: Sessions, hello: Hello, existing_workers: frozenset[Work
 
 def record_retry_later(sessions: Sessions, now: float) -> Sessions:
     """Records that a hello was rejected with "retry", so an agent may be alive that has no session yet."""
-    return replace(sessions, turned_away_seconds=now)
+    return replace(sessions, last_retry_later_seconds=now)
 
 
 def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
@@ -221,14 +225,18 @@ def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
             observed=replace(old_session.observed, connected=True, since_seconds=now, last_message_seconds=now),
         )
     else:
-        replaced = frozenset() if old_session is None else old_session.replaced | {old_session.observed.incarnation}
+        replaced = (
+            frozenset()
+            if old_session is None
+            else old_session.replaced_incarnations | {old_session.observed.incarnation}
+        )
         observed = ObservedSession(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
-        session = Session(observed, replaced=replaced)
-        speakers = {**sessions.speakers, hello.incarnation: worker}
+        session = Session(observed, replaced_incarnations=replaced)
+        speakers = {**sessions.worker_by_incarnation, hello.incarnation: worker}
         if old_session is not None:
             speakers.pop(old_session.observed.incarnation, None)
-        requests = conversations.drop_worker(sessions.orders, worker)
-        sessions = replace(sessions, orders=requests, speakers=speakers)
+        requests = conversations.drop_requests_to(sessions.requests, worker)
+        sessions = replace(sessions, requests=requests, worker_by_incarnation=speakers)
     session = _enter_generation(session, hello.generation)
     stopped = max(session.observed.stopped, hello.stopped)
     store = (hello.generation, hello.store) if hello.store and hello.generation else session.store
@@ -237,7 +245,7 @@ def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         observed=replace(session.observed, stopped=stopped, warm=hello.is_warm),
         hello_generation=hello.generation,
         store=store,
-        wants_servers=False,
+        wants_all_servers=False,
     )
     return _with_session(sessions, session)
 
@@ -254,7 +262,7 @@ def is_adopted(sessions: Sessions, worker: WorkerId) -> bool:
     )
 
 
-def connection_broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
+def record_disconnect(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
     """Records that this worker's connection broke; its facts stay."""
     session = sessions.by_worker.get(worker)
     if session is None or not session.observed.connected:
@@ -264,7 +272,7 @@ def connection_broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessi
     )
 
 
-def drop_gone_workers(sessions: Sessions, existing_workers: Iterable[WorkerId]) -> Sessions:
+def drop_removed_workers(sessions: Sessions, existing_workers: Iterable[WorkerId]) -> Sessions:
     """Drops disconnected sessions of workers that no longer exist.
 
     A worker that finished the committed generation is kept, because its pod may be deleted before the others finish.
@@ -278,12 +286,12 @@ def drop_gone_workers(sessions: Sessions, existing_workers: Iterable[WorkerId]) 
     }
     if not removed_workers:
         return sessions
-    requests = sessions.orders
+    requests = sessions.requests
     for worker in removed_workers:
-        requests = conversations.drop_worker(requests, worker)
+        requests = conversations.drop_requests_to(requests, worker)
     remaining_sessions = {w: s for w, s in sessions.by_worker.items() if w not in removed_workers}
-    speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in removed_workers}
-    return replace(sessions, by_worker=remaining_sessions, orders=requests, speakers=speakers)
+    speakers = {incarnation: w for incarnation, w in sessions.worker_by_incarnation.items() if w not in removed_workers}
+    return replace(sessions, by_worker=remaining_sessions, requests=requests, worker_by_incarnation=speakers)
 
 
 def _has_finished(sessions: Sessions, observed: ObservedSession) -> bool:
@@ -304,7 +312,7 @@ def apply_membership(sessions: Sessions, membership: Membership | None) -> Sessi
     return replace(
         sessions,
         membership=membership,
-        orders=conversations.drop_other_generations(sessions.orders, generation, is_committed),
+        requests=conversations.drop_requests_of_other_generations(sessions.requests, generation, is_committed),
     )
 
 
@@ -318,13 +326,13 @@ def apply_message(sessions: Sessions, worker: WorkerId, message: FromAgent, now:
         case Heartbeat():
             session = apply_heartbeat(sessions.membership, session, message, now)
         case TrainersStopped():
-            session = apply_stopped(session, message.generation, now)
+            session = apply_trainers_stopped(session, message.generation, now)
         case StoreReady():
             session = replace(session, store=(message.generation, message.address))
         case TrainerFailure() | BarrierReached() | UnreadableSave() | Finished():
             session = _apply_report(session, message, now)
         case ListAllServers():
-            session = replace(session, wants_servers=True)
+            session = replace(session, wants_all_servers=True)
         case HangReport():
             session = _apply_hang_report(session, message)
         case NodeHealth():
@@ -334,11 +342,11 @@ def apply_message(sessions: Sessions, worker: WorkerId, message: FromAgent, now:
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MAX_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=conversations.apply_reply(sessions.orders, worker, message, now))
+            sessions = replace(sessions, requests=conversations.apply_reply(sessions.requests, worker, message, now))
     return _with_session(sessions, session)
 
 
-def store_address(sessions: Sessions) -> str | None:
+def find_store_address(sessions: Sessions) -> str | None:
     """Returns the address of the committed generation's TCPStore; None until its host has reported it."""
     membership = sessions.membership
     if membership is None or membership.state != "Committed" or not membership.members:
@@ -412,7 +420,7 @@ def apply_heartbeat(membership: Membership | None, session: Session, beat: Heart
     return replace(session, observed=observed)
 
 
-def apply_stopped(session: Session, generation: int, now: float) -> Session:
+def apply_trainers_stopped(session: Session, generation: int, now: float) -> Session:
     """Applies an agent's report that none of its trainers runs.
 
     Changes nothing but this session: all agents of a generation send this report within moments of each other.
@@ -434,8 +442,10 @@ def _apply_hang_report(session: Session, message: HangReport) -> Session:
 def _apply_node_health(session: Session, message: NodeHealth, now: float) -> tuple[Session, str]:
     """Stores an agent's node health report; returns a message if the node's clock has just become wrong, else ""."""
     old_observed, skew = session.observed, message.clock_seconds - now if message.clock_seconds else None
-    is_off = skew is not None and abs(skew) > SKEW_SECONDS
-    was_off = old_observed.clock_skew_seconds is not None and abs(old_observed.clock_skew_seconds) > SKEW_SECONDS
+    is_off = skew is not None and abs(skew) > MAX_CLOCK_SKEW_SECONDS
+    was_off = (
+        old_observed.clock_skew_seconds is not None and abs(old_observed.clock_skew_seconds) > MAX_CLOCK_SKEW_SECONDS
+    )
     clock_message = ""
     if is_off and not was_off and skew is not None:
         direction = "fast" if skew > 0 else "slow"
@@ -467,7 +477,7 @@ def _apply_report(
     if isinstance(message, BarrierReached):
         return replace(session, observed=replace(old, barrier_step=message.step))
     if isinstance(message, UnreadableSave):
-        report = (message.checkpoint, message.absent, shorten_text(message.detail, MAX_CAUSE_CHARACTERS))
+        report = (message.checkpoint, message.absent, truncate_text(message.detail, MAX_CAUSE_CHARACTERS))
         # "every copy is corrupt" replaces "a copy is absent"; of one kind the first report is kept
         keeps_old_report = old.unreadable_report is not None and (not old.unreadable_report[1] or message.absent)
         return session if keeps_old_report else replace(session, observed=replace(old, unreadable_report=report))
@@ -478,11 +488,11 @@ def _apply_report(
         return session
     new_exit = ObservedExit(
         message.generation, message.rank, message.code,
-        shorten_text(message.cause, MAX_CAUSE_CHARACTERS), message.is_secondary, now,
-        message.kind, shorten_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom_scope,
+        truncate_text(message.cause, MAX_CAUSE_CHARACTERS), message.is_secondary, now,
+        message.kind, truncate_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom_scope,
     )  # fmt: skip
-    at_seconds = new_exit.at_seconds if old.exit is None else old.exit.at_seconds
-    observed = replace(old, exit=replace(new_exit, at_seconds=at_seconds))
+    at_seconds = new_exit.received_seconds if old.exit is None else old.exit.received_seconds
+    observed = replace(old, exit=replace(new_exit, received_seconds=at_seconds))
     if message.step > old.progress.step:
         observed = replace(observed, progress=replace(old.progress, step=message.step))
     return replace(session, observed=observed)

@@ -23,11 +23,11 @@ from surefoot_operator.coordinator.pending_requests import (
 
 # ---- uploads ---------------------------------------------------------------------------------------------------------
 
-MOST_PROMOTED = 8
+MAX_REMEMBERED_CHECKPOINTS = 8
 """Checkpoints, the newest, whose upload results are remembered; plans read that of the pinned one."""
 
 
-def promote(requests: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
+def set_uploads(requests: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
     """Sets the saves that each worker uploads; a worker that is missing in `shares` stops uploading.
 
     A share that was withdrawn and returns gets a new round. Otherwise it would equal a message that the agent has
@@ -51,7 +51,7 @@ def desired_upload(requests: PendingRequests, worker: WorkerId) -> UploadSave | 
     return requests.uploads.get(worker)
 
 
-def apply_reply(requests: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
+def apply_upload_reply(requests: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
     """Records that a save was uploaded, or why it was not; a failed upload is requested again."""
     if message.error is not None:
         requests = _count_failed_upload(_retry_upload(requests, worker, message.save), message.save)
@@ -60,36 +60,36 @@ def apply_reply(requests: PendingRequests, worker: WorkerId, message: UploadRepl
             f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
-    uploaded_saves = requests.uploaded.get(checkpoint, frozenset()) | {message.save}
-    saves_by_checkpoint = {**requests.uploaded, checkpoint: uploaded_saves}
-    seconds_by_worker = dict(requests.upload_times.get(checkpoint, {}))
-    if message.save not in requests.uploaded.get(checkpoint, frozenset()):
+    uploaded_saves = requests.uploaded_saves.get(checkpoint, frozenset()) | {message.save}
+    saves_by_checkpoint = {**requests.uploaded_saves, checkpoint: uploaded_saves}
+    seconds_by_worker = dict(requests.upload_seconds.get(checkpoint, {}))
+    if message.save not in requests.uploaded_saves.get(checkpoint, frozenset()):
         seconds_by_worker[worker] = seconds_by_worker.get(worker, 0.0) + message.seconds
-    upload_times = {**requests.upload_times, checkpoint: seconds_by_worker}
+    upload_times = {**requests.upload_seconds, checkpoint: seconds_by_worker}
     newest = _newest_checkpoints(saves_by_checkpoint)
     return replace(
         requests,
-        uploaded={c: saves for c, saves in saves_by_checkpoint.items() if c in newest},
+        uploaded_saves={c: saves for c, saves in saves_by_checkpoint.items() if c in newest},
         # a checkpoint that retention deleted has no uploaded save: its time would stay for ever
-        upload_times={c: seconds for c, seconds in upload_times.items() if c in newest},
+        upload_seconds={c: seconds for c, seconds in upload_times.items() if c in newest},
     )
 
 
-def promotion_seconds(requests: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
+def slowest_upload_seconds(requests: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
     """Returns the slowest worker's upload time for a checkpoint, in seconds; None: no upload was reported."""
-    seconds_by_worker = requests.upload_times.get(checkpoint) if checkpoint is not None else None
+    seconds_by_worker = requests.upload_seconds.get(checkpoint) if checkpoint is not None else None
     return max(seconds_by_worker.values()) if seconds_by_worker else None
 
 
 def _newest_checkpoints(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
     """Returns the checkpoints whose upload results are remembered."""
-    return frozenset(sorted(set(checkpoints), key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:])
+    return frozenset(sorted(set(checkpoints), key=lambda c: (c.step, c.generation))[-MAX_REMEMBERED_CHECKPOINTS:])
 
 
 def _add_unreadable_save(requests: PendingRequests, save: RankSave) -> PendingRequests:
-    unreadable_saves = requests.unreadable | {save}
+    unreadable_saves = requests.unreadable_saves | {save}
     newest = _newest_checkpoints(s.checkpoint for s in unreadable_saves)
-    return replace(requests, unreadable=frozenset(s for s in unreadable_saves if s.checkpoint in newest))
+    return replace(requests, unreadable_saves=frozenset(s for s in unreadable_saves if s.checkpoint in newest))
 
 
 def _count_failed_upload(requests: PendingRequests, save: RankSave) -> PendingRequests:
@@ -110,22 +110,26 @@ def _retry_upload(requests: PendingRequests, worker: WorkerId, save: RankSave) -
 
 # ---- repairs ---------------------------------------------------------------------------------------------------------
 
-COPIED_SECONDS = 2.0
+INDEX_REFRESH_SECONDS = 2.0
 """Time after a repair within which the target server's index is read again and shows the copy."""
 
 
-def repair(requests: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSave]], now: float) -> PendingRequests:
+def request_repairs(
+    requests: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSave]], now: float
+) -> PendingRequests:
     """Requests and numbers repairs that are neither under way nor just finished.
 
     Takes all repairs of a plan at once: a memory server that restarted empty lacks thousands of saves, and adding them
     one by one would compare each with all others. A finished repair is not requested again before the target's index
     was read; otherwise every plan until then would copy the same bytes once more.
     """
-    pending_messages = (request.message for request in requests.pending.values())
+    pending_messages = (request.message for request in requests.by_id.values())
     requested_copies = {(m.save, m.target, m.generation) for m in pending_messages if isinstance(m, RepairSave)}
     new_requests: dict[int, PendingRequest] = {}
     for worker, copy in copies:
-        was_just_copied = now - requests.copied.get((copy.save, copy.target), -math.inf) < COPIED_SECONDS
+        was_just_copied = (
+            now - requests.repair_seconds_by_copy.get((copy.save, copy.target), -math.inf) < INDEX_REFRESH_SECONDS
+        )
         if not was_just_copied and (copy.save, copy.target, copy.generation) not in requested_copies:
             requested_copies.add((copy.save, copy.target, copy.generation))
             request_id = requests.next_request + len(new_requests)
@@ -133,7 +137,7 @@ def repair(requests: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSav
     if not new_requests:
         return requests
     return replace(
-        requests, next_request=requests.next_request + len(new_requests), pending={**requests.pending, **new_requests}
+        requests, next_request=requests.next_request + len(new_requests), by_id={**requests.by_id, **new_requests}
     )
 
 
@@ -141,7 +145,7 @@ def confirm_repair(requests: PendingRequests, copy: RepairSave, now: float) -> P
     """Records that a save was copied to a memory server whose index may not show it yet."""
     recent_copies = {
         save_and_target: copied_seconds
-        for save_and_target, copied_seconds in requests.copied.items()
-        if now - copied_seconds < COPIED_SECONDS
+        for save_and_target, copied_seconds in requests.repair_seconds_by_copy.items()
+        if now - copied_seconds < INDEX_REFRESH_SECONDS
     }
-    return replace(requests, copied={**recent_copies, (copy.save, copy.target): now})
+    return replace(requests, repair_seconds_by_copy={**recent_copies, (copy.save, copy.target): now})

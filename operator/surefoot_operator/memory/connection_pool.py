@@ -17,7 +17,7 @@ from surefoot.memory_server.async_connection import AsyncServerConnection
 from surefoot.memory_server.connection import Credentials, Dialogue, translate_redis_errors
 from surefoot.memory_server.provisioning import AdminCalls, ServerMemory
 from surefoot.protocol.identities import MemoryServerId
-from surefoot.task_set import TaskSet, logged
+from surefoot.task_set import TaskSet, log_failure_to
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
@@ -71,19 +71,19 @@ class MemoryServerAddress:
     """Password of that account."""
     tls_ca: str | None = field(default=None, repr=False)
     """CA certificate in PEM for a server with TLS; None: it has no TLS."""
-    settling: bool = False
+    may_be_prefaulting: bool = False
     """Whether its pod is not Ready, so that a sidecar may prefault its memory before any job uses it."""
-    server: int = 0
+    server_index: int = 0
     """Index of the server on its node."""
-    servers: int = 1
+    servers_on_node: int = 1
     """How many servers the node runs, including those that are down at present."""
 
     @property
     def server_id(self) -> MemoryServerId:
         """Identifies the server across its restarts."""
-        return MemoryServerId(self.node, self.server)
+        return MemoryServerId(self.node, self.server_index)
 
-    def same_access(self, other: MemoryServerAddress) -> bool:
+    def has_same_access(self, other: MemoryServerAddress) -> bool:
         """Returns whether both have the same password and CA certificate."""
         own_access = (self.admin_user, self.admin_password, self.tls_ca)
         return own_access == (other.admin_user, other.admin_password, other.tls_ca)
@@ -93,7 +93,7 @@ class MemoryServerAddress:
         """Identifies the run of the server; while it is the same, the data may be too."""
         return self.server_id, self.host, self.port, self.process, self.running
 
-    def same_server(self, other: MemoryServerAddress) -> bool:
+    def is_same_process(self, other: MemoryServerAddress) -> bool:
         """Returns whether both are the same process, which may still have its data."""
         return self.server_process == other.server_process
 
@@ -106,7 +106,7 @@ T = TypeVar("T")
 class ServerVisitor(Protocol):
     """A job's part in the visits to one memory server."""
 
-    def pause_seconds(self) -> float | None:
+    def visit_interval_seconds(self) -> float | None:
         """Returns the longest time until the next visit; None: no visit needed."""
 
     def is_due(self) -> bool:
@@ -115,7 +115,7 @@ class ServerVisitor(Protocol):
     async def visit(self) -> None:
         """Makes the calls that are due; never raises."""
 
-    def failed(self, error: SurefootError) -> None:
+    def on_unreachable(self, error: SurefootError) -> None:
         """Records that the server does not answer."""
 
 
@@ -125,25 +125,25 @@ class SharedMemoryServer:
     def __init__(self, address: MemoryServerAddress, settings: MemorySettings) -> None:
         self.address = address
         self.calls = AdminCalls(address.host, address.port)
-        self.run = ""
+        self.run_id = ""
         """Redis' run id of the server, as of the current connection; empty before the first."""
-        self.visits = 0
+        self.visit_count = 0
         """Number of visits so far."""
         self.settings = settings
-        self._connection = _line_to(address, settings.call_seconds)
+        self._connection = _connection_to(address, settings.call_timeout_seconds)
         self._visitors: dict[int, ServerVisitor] = {}
         self._wake = asyncio.Event()
-        self._under_way = TaskSet(logged(log))
-        self._busy: set[int] = set()
-        self._memory: tuple[float, ServerMemory] | None = None
+        self._visit_tasks = TaskSet(log_failure_to(log))
+        self._busy_visitors: set[int] = set()
+        self._memory_usage: tuple[float, ServerMemory] | None = None
         self._measuring = asyncio.Lock()
         self._failing = False
         self._task = asyncio.create_task(self._run(), name=f"memory server on {address.server_id}")
 
     @property
-    def commands(self) -> int:
+    def command_count(self) -> int:
         """Number of commands sent on the current connection."""
-        return self._connection.asked
+        return self._connection.sent_commands
 
     @property
     def is_open(self) -> bool:
@@ -151,7 +151,7 @@ class SharedMemoryServer:
         return self._connection.is_open
 
     @property
-    def used(self) -> bool:
+    def has_visitors(self) -> bool:
         """Whether at least one job uses this server."""
         return bool(self._visitors)
 
@@ -168,99 +168,101 @@ class SharedMemoryServer:
         """Starts the next visit soon."""
         self._wake.set()
 
-    def renew(self, address: MemoryServerAddress) -> None:
+    def reconnect(self, address: MemoryServerAddress) -> None:
         """Reconnects with another password or CA certificate.
 
         Calls in progress end on the old connection, which is closed later.
         """
         old_connection, self.address = self._connection, address
-        self._connection = _line_to(address, self.settings.call_seconds)
-        asyncio.get_running_loop().call_later(2 * self.settings.call_seconds, old_connection.close)
+        self._connection = _connection_to(address, self.settings.call_timeout_seconds)
+        asyncio.get_running_loop().call_later(2 * self.settings.call_timeout_seconds, old_connection.close)
         self._wake.set()
 
     async def run_exchange(self, dialogue: Dialogue[T]) -> T:
         """Runs one exchange of commands, concurrently with those of other jobs."""
-        return await self._connection.run_exchange(dialogue)
+        return await self._connection.run_dialogue(dialogue)
 
-    async def memory(self) -> ServerMemory:
+    async def read_memory_usage(self) -> ServerMemory:
         """Returns the server's memory usage; jobs that ask within one visit share a measurement."""
         async with self._measuring:
             now = asyncio.get_running_loop().time()
-            if self._memory is None or now - self._memory[0] > self.settings.probe_seconds / 2:
-                self._memory = (now, await self.run_exchange(self.calls.memory()))
-            return self._memory[1]
+            if self._memory_usage is None or now - self._memory_usage[0] > self.settings.probe_interval_seconds / 2:
+                self._memory_usage = (now, await self.run_exchange(self.calls.measure_memory()))
+            return self._memory_usage[1]
 
     async def close(self) -> None:
         """Ends the visits and closes the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._connection.close()
-        await self._under_way.close()
+        await self._visit_tasks.close()
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
             if self.address.running:
-                await self._once()
+                await self._visit_once()
             try:
-                async with asyncio.timeout(self._pause()):
+                async with asyncio.timeout(self._seconds_to_next_visit()):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # time for the next visit
 
-    def _pause(self) -> float:
-        pauses = (visitor.pause_seconds() for visitor in self._visitors.values())
-        return min((p for p in pauses if p is not None), default=self.settings.rest_seconds)
+    def _seconds_to_next_visit(self) -> float:
+        pauses = (visitor.visit_interval_seconds() for visitor in self._visitors.values())
+        return min((p for p in pauses if p is not None), default=self.settings.idle_interval_seconds)
 
-    async def _once(self) -> None:
-        self.visits += 1
+    async def _visit_once(self) -> None:
+        self.visit_count += 1
         try:
             if not self._connection.is_open:
-                await self._open()
-            due_visitors = self._due()
+                await self._connect()
+            due_visitors = self._due_visitors()
             if not due_visitors:
                 with translate_redis_errors(self.calls.where, "answering a ping"):
                     await self._connection.exchange(("PING",))
-                due_visitors = self._due()  # the ping may have shown a visitor that the server is reachable again
+                due_visitors = (
+                    self._due_visitors()
+                )  # the ping may have shown a visitor that the server is reachable again
         except SurefootError as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         except Exception as error:
             # No error may end the visits: a server without visits would count as healthy forever.
             log.exception("visiting the memory server on %s failed", self.address.server_id)
-            self._failed(TierUnavailable(f"{self.calls.where}: {error or type(error).__name__}"))
+            self._on_failure(TierUnavailable(f"{self.calls.where}: {error or type(error).__name__}"))
             return
         self._failing = False
         for visitor in due_visitors:
-            self._busy.add(id(visitor))
-            self._under_way.start(self._visit(visitor), f"visiting the memory server on {self.address.server_id}")
+            self._busy_visitors.add(id(visitor))
+            self._visit_tasks.start(self._run_visit(visitor), f"visiting the memory server on {self.address.server_id}")
 
-    def _failed(self, error: SurefootError) -> None:
+    def _on_failure(self, error: SurefootError) -> None:
         self._connection.close()
         if not self._failing:
             # Log once when it starts to fail, not at each visit.
             log.warning("the memory server on %s does not answer: %s", self.address.server_id, error)
         self._failing = True
         for visitor in tuple(self._visitors.values()):
-            visitor.failed(error)
+            visitor.on_unreachable(error)
 
-    def _due(self) -> list[ServerVisitor]:
-        return [v for v in self._visitors.values() if id(v) not in self._busy and v.is_due()]
+    def _due_visitors(self) -> list[ServerVisitor]:
+        return [v for v in self._visitors.values() if id(v) not in self._busy_visitors and v.is_due()]
 
-    async def _visit(self, visitor: ServerVisitor) -> None:
+    async def _run_visit(self, visitor: ServerVisitor) -> None:
         try:
             await visitor.visit()
         finally:
-            self._busy.discard(id(visitor))
+            self._busy_visitors.discard(id(visitor))
 
-    async def _open(self) -> None:
+    async def _connect(self) -> None:
         connection = self._connection
         with translate_redis_errors(self.calls.where, "connecting"):
             await connection.open()
-        self.run = await connection.run_exchange(self.calls.instance())
+        self.run_id = await connection.run_dialogue(self.calls.read_instance())
 
 
-def _line_to(address: MemoryServerAddress, call_seconds: float) -> AsyncServerConnection:
+def _connection_to(address: MemoryServerAddress, call_seconds: float) -> AsyncServerConnection:
     account = Credentials("", address.admin_password, address.tls_ca or "")
     return AsyncServerConnection(address.host, address.port, account, call_seconds, address.tls_ca is not None)
 
@@ -277,10 +279,10 @@ class MemoryServerPool:
     def __init__(self, settings: MemorySettings) -> None:
         self.settings = settings
         self.servers: dict[ServerProcess, SharedMemoryServer] = {}
-        self._closing = TaskSet(logged(log))
+        self._closing = TaskSet(log_failure_to(log))
         self._addresses: tuple[MemoryServerAddress, ...] = ()
-        self._there: frozenset[ServerProcess] = frozenset()
-        self._has_others = False
+        self._listed_processes: frozenset[ServerProcess] = frozenset()
+        self._has_unlisted = False
         """Whether connections may exist to processes that the platform does not list."""
 
     def set_addresses(self, addresses: Sequence[MemoryServerAddress]) -> None:
@@ -290,36 +292,36 @@ class MemoryServerPool:
         """
         if tuple(addresses) != self._addresses:
             self._addresses = tuple(addresses)
-            self._there = frozenset(address.server_process for address in addresses)
-            self._has_others = True
+            self._listed_processes = frozenset(address.server_process for address in addresses)
+            self._has_unlisted = True
             for address in addresses:
                 server = self.servers.get(address.server_process)
-                if server is not None and not server.address.same_access(address):
-                    server.renew(address)
-        if self._has_others:
-            unlisted = [process for process in self.servers if process not in self._there]
-            unused = [process for process in unlisted if not self.servers[process].used]
+                if server is not None and not server.address.has_same_access(address):
+                    server.reconnect(address)
+        if self._has_unlisted:
+            unlisted = [process for process in self.servers if process not in self._listed_processes]
+            unused = [process for process in unlisted if not self.servers[process].has_visitors]
             for process in unused:
-                self._let_go(process)
-            self._has_others = len(unlisted) > len(unused)
+                self._start_closing(process)
+            self._has_unlisted = len(unlisted) > len(unused)
 
     def server_at(self, address: MemoryServerAddress) -> SharedMemoryServer:
         """Returns the server at this address, and connects to it if necessary."""
         server = self.servers.get(address.server_process)
         if server is None:
-            server = self.servers[address.server_process] = self._shared(address)
+            server = self.servers[address.server_process] = self._new_server(address)
         return server
 
     async def close(self) -> None:
         """Closes every connection; `server_at` may open new ones later."""
         self._addresses = ()
         for process in tuple(self.servers):
-            self._let_go(process)
+            self._start_closing(process)
         await self._closing.join()
 
-    def _shared(self, address: MemoryServerAddress) -> SharedMemoryServer:
+    def _new_server(self, address: MemoryServerAddress) -> SharedMemoryServer:
         return SharedMemoryServer(address, self.settings)
 
-    def _let_go(self, process: ServerProcess) -> None:
+    def _start_closing(self, process: ServerProcess) -> None:
         server = self.servers.pop(process)
         self._closing.start(server.close(), f"disconnecting from the memory server on {server.address.server_id}")

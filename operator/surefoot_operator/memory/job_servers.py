@@ -26,7 +26,12 @@ from surefoot.errors import (
 from surefoot.memory_server import Credentials
 from surefoot.memory_server.provisioning import ServerMemory
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check, uncovered
+from surefoot.protocol.checkpoints.completeness import (
+    Covers,
+    TierReading,
+    describe_uncovered_tensor,
+    layout_sets_to_check,
+)
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import (
@@ -37,14 +42,14 @@ from surefoot.protocol.identities import (
     MemoryServerInstance,
     RankSave,
 )
-from surefoot.task_set import TaskSet, logged
+from surefoot.task_set import TaskSet, log_failure_to
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.memory.connection_pool import MemoryServerAddress, MemoryServerPool, SharedMemoryServer
-from surefoot_operator.memory.server_probe import LayoutShelf, MemoryServerProbe, ProbeRequest, ProbeResult
+from surefoot_operator.memory.server_probe import LayoutCache, MemoryServerProbe, ProbeRequest, ProbeResult
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers, usable_servers
-from surefoot_operator.policy.maintenance.memory_budget import part_of
+from surefoot_operator.policy.maintenance.memory_budget import server_size_limit
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ log = logging.getLogger(__name__)
 # entry yet. So only keys found twice, some time apart, are removed, and only if no agent can still commit their save.
 
 
-def orphaned_keys(
+def select_removable_keys(
     current_keys: Mapping[RankSave, tuple[str, ...]],
     previous_keys: Mapping[RankSave, tuple[str, ...]],
     generation: int,
@@ -98,7 +103,7 @@ def orphaned_keys(
 # own: `memory.connection_pool` visits the server and asks for due calls. `changed` is called only for changes that plans
 # use.
 
-_GRAINS = 100
+_USED_MEMORY_GRAINS = 100
 """Used memory is rounded up to 1/100 of the limit."""
 Changed = Callable[[bool], None]
 """Called after each change. True: plan at once. False: only newer saves were read."""
@@ -123,35 +128,35 @@ class MemoryServerMonitor:
         """Error of the last visit; empty: it succeeded."""
         self.rejects_operator = False
         """Whether the server denies the operator access."""
-        self.replaced: list[ObservedMemoryServer] = []
+        self.replaced_instances: list[ObservedMemoryServer] = []
         """Instances that ran here before the current one."""
         self._shared, self._settings = shared, shared.settings
         self._clock, self._changed = clock, changed
         self._membership: Membership | None = None
-        self._backing_off = False
-        self._fencing: int | None = None
-        self._read_due = 0.0
+        self._resting = False
+        self._fence_generation: int | None = None
+        self._next_read_seconds = 0.0
         self._pod_grace_until = clock() + self._settings.prefault_wait_seconds
-        self._turn = asyncio.Lock()
+        self._call_lock = asyncio.Lock()
         shared.attach(self)
 
-    def set_pod_ready(self, settling: bool) -> None:
+    def set_may_be_prefaulting(self, settling: bool) -> None:
         """Sets whether the server's pod is not Ready; provisioning then waits, but for a limited time."""
-        if self.probe.settling and not settling:
+        if self.probe.may_be_prefaulting and not settling:
             self._shared.wake()
-        self.probe.settling = settling and self._clock() < self._pod_grace_until
+        self.probe.may_be_prefaulting = settling and self._clock() < self._pod_grace_until
 
-    def renew(self, address: MemoryServerAddress) -> None:
+    def set_address(self, address: MemoryServerAddress) -> None:
         """Uses another password or CA certificate for the same server."""
         log.info("reconnecting to the memory server on %s with new credentials", address.server_id)
         self.address = address
 
     def set_membership(self, membership: Membership | None, resting: bool = False) -> None:
         """Sets the stored membership; a new one triggers a visit at once."""
-        if membership != self._membership or (self._backing_off and not resting):
+        if membership != self._membership or (self._resting and not resting):
             self._membership = membership
             self._shared.wake()
-        self._backing_off = resting
+        self._resting = resting
 
     def request_fence(self, generation: int) -> bool:
         """Requests that the next visit fences at this claimed generation and reads the index.
@@ -161,37 +166,37 @@ class MemoryServerMonitor:
         """
         if self.observed is not None and self.observed.read_generation == generation:
             return False
-        if self._fencing != generation:
-            self._fencing = generation
+        if self._fence_generation != generation:
+            self._fence_generation = generation
             self._shared.wake()
         return True
 
     def request_read(self) -> None:
         """Makes the next visit read the index, which was just changed."""
-        self._read_due = 0.0
+        self._next_read_seconds = 0.0
         self._shared.wake()
 
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_between_visits(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs one of the probe's calls between visits."""
         try:
-            async with self._turn:
+            async with self._call_lock:
                 return await work
         finally:
             work.close()  # of a call that was cancelled while it waited
 
-    def pause_seconds(self) -> float | None:
+    def visit_interval_seconds(self) -> float | None:
         """Returns the longest time until the next visit; None: no visit needed."""
         if self._membership is None:
             return None  # the job has never written here
-        return self._settings.rest_seconds if self._backing_off else self._settings.probe_seconds
+        return self._settings.idle_interval_seconds if self._resting else self._settings.probe_interval_seconds
 
     def is_due(self) -> bool:
         """Returns whether a visit must do more here than a ping."""
-        request = self._request()
-        if request is None or self._turn.locked():
+        request = self._due_request()
+        if request is None or self._call_lock.locked():
             return False
         is_healthy = self.observed is not None and self.observed.state == "Ready" and self.probe.is_provisioned
-        return request.fence or request.read or not is_healthy
+        return request.must_fence or request.must_read or not is_healthy
 
     def detach(self) -> None:
         """Ends the part in visits."""
@@ -200,57 +205,60 @@ class MemoryServerMonitor:
     async def close(self) -> None:
         """Ends the part in visits, and waits for the call in progress."""
         self._shared.detach(self)
-        async with self._turn:
+        async with self._call_lock:
             pass
 
     async def visit(self) -> None:
         """Makes the calls that are due and records their result."""
-        request = self._request()
+        request = self._due_request()
         if request is not None:
-            await self._once(request)
+            await self._probe_once(request)
 
-    def failed(self, error: SurefootError) -> None:
+    def on_unreachable(self, error: SurefootError) -> None:
         """Records that the server does not answer any job."""
         if self._membership is not None:
-            self._unwell("refused" if not isinstance(error, TierUnavailable) else "away", error)
+            self._record_failure("refused" if not isinstance(error, TierUnavailable) else "away", error)
 
-    def _request(self) -> ProbeRequest | None:
+    def _due_request(self) -> ProbeRequest | None:
         membership = self._membership
         if membership is None:
             return None
         claimed = membership.state == "Claimed"
         returning = self.observed is None or self.observed.state != "Ready"
         read_due = (
-            self._clock() >= self._read_due
+            self._clock() >= self._next_read_seconds
             or self.observed is None
             or self.observed.read_generation != membership.generation
             or returning
         )
         # While the membership is claimed, read only as ordered: a later reading would make the listing void.
         return ProbeRequest(
-            membership.generation, claimed, claimed and self._fencing == membership.generation, not claimed and read_due
+            membership.generation,
+            claimed,
+            claimed and self._fence_generation == membership.generation,
+            not claimed and read_due,
         )
 
-    async def _once(self, request: ProbeRequest) -> None:
+    async def _probe_once(self, request: ProbeRequest) -> None:
         try:
-            result = await self.call(self.probe.run(request))
+            result = await self.run_between_visits(self.probe.run(request))
         except Fenced as error:
             # A newer leader's generation owns the server. Our next status write will fail, and that will be logged.
-            self._unwell("fenced", error)
+            self._record_failure("fenced", error)
         except ServerPrefaulting as error:
-            self._replaced_by(error.instance)
+            self._record_instance(error.instance)
         except TierUnavailable as error:
-            self._unwell("away", error)
+            self._record_failure("away", error)
         except SurefootError as error:
-            self._unwell("refused", error)
+            self._record_failure("refused", error)
         except Exception as error:
             log.exception("probing the memory server on %s failed", self.address.server_id)
-            self._unwell("bug", error)
+            self._record_failure("bug", error)
         else:
-            self._well(request, result)
+            self._record_success(request, result)
 
-    def _well(self, request: ProbeRequest, result: ProbeResult) -> None:
-        self._replaced_by(result.endpoint.instance.run_id)
+    def _record_success(self, request: ProbeRequest, result: ProbeResult) -> None:
+        self._record_instance(result.endpoint.instance.run_id)
         now, previous = self._clock(), self.observed
         self.last_error, self.rejects_operator = "", False
         if previous is None or previous.state != "Ready":
@@ -259,16 +267,18 @@ class MemoryServerMonitor:
         current = ObservedMemoryServer(result.endpoint, "Ready", since_seconds, fence=result.fence)
         if result.index is not None and result.fence >= request.generation:
             current = replace(current, read_generation=request.generation, entries=result.index.manifests)
-            used_bytes, limit_bytes = _rounded(result.memory)
-            current = replace(current, used_bytes=used_bytes, limit_bytes=limit_bytes, quota_violation=result.closed)
-            self._read_due = now + self._settings.read_seconds
+            used_bytes, limit_bytes = _round_memory_usage(result.memory)
+            current = replace(
+                current, used_bytes=used_bytes, limit_bytes=limit_bytes, quota_violation=result.quota_violation
+            )
+            self._next_read_seconds = now + self._settings.read_interval_seconds
         elif previous is not None:
             current = replace(
                 previous, endpoint=current.endpoint, state="Ready", since_seconds=since_seconds, fence=result.fence
             )
             current = replace(current, last_error="", rejects_operator=False)
-        if request.fence:
-            self._fencing = None
+        if request.must_fence:
+            self._fence_generation = None
         if current != self.observed:
             # A change of the entries or of the used memory alone can wait for the next regular plan.
             urgent = self.observed is None or current != replace(
@@ -280,14 +290,14 @@ class MemoryServerMonitor:
             self.observed = current
             self._changed(urgent)
 
-    def _replaced_by(self, run_id: str) -> None:
+    def _record_instance(self, run_id: str) -> None:
         """Marks the former instance as gone, with its data, if another one answers now."""
         if self.observed is not None and self.observed.endpoint.instance.run_id != run_id:
-            self.replaced.append(replace(self.observed, state="Gone", since_seconds=self._clock()))
+            self.replaced_instances.append(replace(self.observed, state="Gone", since_seconds=self._clock()))
             self.observed = None
             self._changed(True)
 
-    def _unwell(self, kind: str, error: Exception) -> None:
+    def _record_failure(self, kind: str, error: Exception) -> None:
         metrics.memory_call_failures.labels(kind).inc()
         access_denied = isinstance(error, AccessDenied)
         if access_denied and not self.rejects_operator:
@@ -308,21 +318,21 @@ class MemoryServerMonitor:
             self._changed(True)
 
 
-def _rounded(memory: ServerMemory | None) -> tuple[int | None, int | None]:
+def _round_memory_usage(memory: ServerMemory | None) -> tuple[int | None, int | None]:
     """Returns used and limit in bytes, rounded so that few changes cause a plan; None for a server without a limit."""
     if memory is None or not memory.limit_bytes:
         return None, None
-    grain = max(1, memory.limit_bytes // _GRAINS)
+    grain = max(1, memory.limit_bytes // _USED_MEMORY_GRAINS)
     return -(-memory.used_bytes // grain) * grain, memory.limit_bytes
 
 
 # ---- job servers -----------------------------------------------------------------------------------------------------
 
-MAX_REFUSED = 8
+MAX_REPORTED_RECORDS = 8
 """Maximum number of reported records that exceeded a bound, from servers and from listings each; once these are removed, others appear."""
-MAX_COVERS = 256
+MAX_CACHED_COVERS = 256
 """Maximum number of layout sets whose answer is cached although no snapshot needs it."""
-_Found = Mapping[RankSave, tuple[str, ...]]
+_UnindexedKeys = Mapping[RankSave, tuple[str, ...]]
 """Keys without an index entry, by the save they belong to."""
 
 
@@ -340,31 +350,31 @@ class JobMemoryServers:
         self._job, self._account, self._pool = job, account, pool
         self._clock, self._changed = clock, changed
         self._monitors: dict[MemoryServerId, MemoryServerMonitor] = {}
-        self._closing = TaskSet(logged(log))
+        self._closing = TaskSet(log_failure_to(log))
         self._gone_instances: dict[MemoryServerInstance, ObservedMemoryServer] = {}
         self._status = JobStatus()
         self._addresses: Mapping[MemoryServerId, MemoryServerAddress] = {}
-        self._max_records = bounds.max_records(0)
-        self._servers = 0
+        self._max_records = bounds.max_manifests_per_tier(0)
+        self._max_servers_per_node = 0
         """Highest number of servers that one node has run so far."""
         self._resting = False
         self._size_limit_bytes: int | None = None
         self._covers: dict[frozenset[str], bool] = {}
         self._needed_layouts: tuple[tuple[object, ...], frozenset[frozenset[str]]] = ((), frozenset())
-        self._layouts = LayoutShelf()
-        self._named: set[str] = set()
+        self._layouts = LayoutCache()
+        self._referenced_layouts: set[str] = set()
         """Digests of the layouts that indexes and listings refer to."""
-        self._refused_listed: dict[str, str] = {}
+        self._rejected_layouts: dict[str, str] = {}
         """By digest: why a listing's layout record exceeded a bound."""
-        self._found: dict[MemoryServerInstance, _Found] = {}
-        self._cleaned = False
+        self._unindexed_keys: dict[MemoryServerInstance, _UnindexedKeys] = {}
+        self._is_deleted = False
 
     @property
-    def cleaned(self) -> bool:
+    def is_deleted(self) -> bool:
         """Whether `delete_job` has removed the job; then no server is monitored."""
-        return self._cleaned
+        return self._is_deleted
 
-    def pause(self, status: JobStatus) -> None:
+    def pause_monitoring(self, status: JobStatus) -> None:
         """Stops monitoring until `update` is called with addresses."""
         self._status = status
         for monitor in tuple(self._monitors.values()):
@@ -389,50 +399,52 @@ class JobMemoryServers:
             size_limit_bytes: Maximum bytes that the job may store on each node; None: no limit.
             ranks: Number of ranks that the job may run, which bounds its records.
         """
-        self._max_records = bounds.max_records(ranks)
-        self._layouts.max_values = bounds.max_layout_values(ranks)
+        self._max_records = bounds.max_manifests_per_tier(ranks)
+        self._layouts.max_value_count = bounds.max_retained_layout_values(ranks)
         self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
         # Close connections to processes that no longer exist, unless another job still uses them.
         self._pool.set_addresses(addresses)
         self._addresses = {address.server_id: address for address in addresses}
-        self._servers = max([self._servers, *(address.server + 1 for address in addresses)])
+        self._max_servers_per_node = max(
+            [self._max_servers_per_node, *(address.server_index + 1 for address in addresses)]
+        )
         # End the monitors of replaced processes and removed servers, so that their data counts as gone.
         for monitor in tuple(self._monitors.values()):
             address = self._addresses.get(monitor.address.server_id)
-            replaced = address is not None and not monitor.address.same_server(address)
+            replaced = address is not None and not monitor.address.is_same_process(address)
             if replaced or self._is_removed(monitor.address.server_id):
-                self._retire(monitor)
+                self._stop_monitoring(monitor)
         self._sync_monitors()
-        self._remember()
+        self._update_gone_instances()
 
     def _sync_monitors(self) -> None:
         """Monitors every running server, and updates every monitor to the status."""
         for server, address in self._addresses.items():
             monitor = self._monitors.get(server)
-            if monitor is None and address.running and not self._cleaned and self._status.membership is not None:
+            if monitor is None and address.running and not self._is_deleted and self._status.membership is not None:
                 shared = self._pool.server_at(address)
                 probe = MemoryServerProbe(address, shared, self._job, self._account, self._layouts)
                 monitor = self._monitors[server] = MemoryServerMonitor(
                     address, shared, probe, self._clock, self._changed
                 )
             if monitor is not None:
-                if not monitor.address.same_access(address):
-                    monitor.renew(address)
-                monitor.set_pod_ready(address.settling)
+                if not monitor.address.has_same_access(address):
+                    monitor.set_address(address)
+                monitor.set_may_be_prefaulting(address.may_be_prefaulting)
         # Each index may use the part of the job's bound that its other servers leave.
         entry_counts = {
             server: len(k.observed.entries) for server, k in self._monitors.items() if k.observed is not None
         }
         free_entries = self._max_records - sum(entry_counts.values())
         for server, monitor in self._monitors.items():
-            monitor.probe.most_entries = max(0, free_entries + entry_counts.get(server, 0))
-            monitor.probe.size_limit_bytes = part_of(self._size_limit_bytes, monitor.address.servers)
+            monitor.probe.max_entries = max(0, free_entries + entry_counts.get(server, 0))
+            monitor.probe.size_limit_bytes = server_size_limit(self._size_limit_bytes, monitor.address.servers_on_node)
             monitor.set_membership(self._status.membership, self._resting)
 
     def observed_servers(self) -> tuple[ObservedMemoryServer, ...]:
         """Returns every server that answered or that the status assigns, each instance once."""
         monitors = self._monitors.values()
-        gone_servers = (*self._gone_instances.values(), *(old for k in monitors for old in k.replaced))
+        gone_servers = (*self._gone_instances.values(), *(old for k in monitors for old in k.replaced_instances))
         servers = {
             h.endpoint.instance: h for h in (*gone_servers, *(k.observed for k in monitors if k.observed is not None))
         }
@@ -455,17 +467,22 @@ class JobMemoryServers:
         return monitor is not None and monitor.request_fence(generation)
 
     @property
-    def layouts_known(self) -> frozenset[str]:
+    def layout_digests(self) -> frozenset[str]:
         """Digests of all layout records that are cached here."""
         return self._layouts.digests
 
     @property
-    def refused(self) -> tuple[str, ...]:
+    def out_of_bounds_records(self) -> tuple[str, ...]:
         """Descriptions of records that exceeded a bound in the last read."""
-        sentences = (sentence for monitor in self._monitors.values() for sentence in monitor.probe.refused)
-        return (*islice(sentences, MAX_REFUSED), *islice(self._refused_listed.values(), MAX_REFUSED))
+        sentences = (
+            sentence for monitor in self._monitors.values() for sentence in monitor.probe.out_of_bounds_records
+        )
+        return (
+            *islice(sentences, MAX_REPORTED_RECORDS),
+            *islice(self._rejected_layouts.values(), MAX_REPORTED_RECORDS),
+        )
 
-    async def covers(
+    async def check_coverage(
         self,
         persistent: Sequence[RankManifest],
         layouts: Mapping[str, str],
@@ -484,23 +501,29 @@ class JobMemoryServers:
         # Collect the needed sets only if an index or the listing changed, not for each message of an agent.
         readable_servers = [h for h in servers if h.state == "Ready"]
         key = (persistent, *((h.endpoint.instance, h.entries) for h in readable_servers))
-        if not _is_same(key, self._needed_layouts[0]):
-            self._named = {m.layout for entries in (persistent, *(h.entries for h in servers)) for m in entries}
-            self._layouts.keep(self._named)
-            self._refused_listed = {d: reason for d, reason in self._refused_listed.items() if d in self._named}
+        if not _equal_elements(key, self._needed_layouts[0]):
+            self._referenced_layouts = {
+                m.layout for entries in (persistent, *(h.entries for h in servers)) for m in entries
+            }
+            self._layouts.remove_unreferenced(self._referenced_layouts)
+            self._rejected_layouts = {
+                d: reason for d, reason in self._rejected_layouts.items() if d in self._referenced_layouts
+            }
             entries = {h.endpoint.instance: h.entries for h in readable_servers}
-            self._needed_layouts = (key, frozenset(layouts_to_check(TierReading(entries, tuple(persistent)))))
-            if len(self._covers) > MAX_COVERS:
+            self._needed_layouts = (key, frozenset(layout_sets_to_check(TierReading(entries, tuple(persistent)))))
+            if len(self._covers) > MAX_CACHED_COVERS:
                 self._covers = {
                     digests: answer for digests, answer in self._covers.items() if digests in self._needed_layouts[1]
                 }
-        await self._add_layouts({d: text for d, text in layouts.items() if d in self._named and d not in self._layouts})
+        await self._add_layouts(
+            {d: text for d, text in layouts.items() if d in self._referenced_layouts and d not in self._layouts}
+        )
         needed_sets = self._needed_layouts[1]
         # Check the sets that have no answer yet, in a thread: large jobs have many tensors.
         for digests in needed_sets - set(self._covers):
             set_layouts = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
             if len(set_layouts) == len(digests):
-                problem = await asyncio.to_thread(uncovered, set_layouts)
+                problem = await asyncio.to_thread(describe_uncovered_tensor, set_layouts)
                 self._covers[digests] = problem is None
                 if problem is not None:
                     log.warning("cannot use a checkpoint, its layouts do not cover every tensor once: %s", problem)
@@ -535,7 +558,7 @@ class JobMemoryServers:
                 self._run_call(
                     monitor.address.server_id,
                     "drop",
-                    monitor.call(monitor.probe.drop(instance, indexed_saves, generation, may_continue)),
+                    monitor.run_between_visits(monitor.probe.drop(instance, indexed_saves, generation, may_continue)),
                 )
             )
         await asyncio.gather(*calls)
@@ -550,7 +573,9 @@ class JobMemoryServers:
         for server in self.observed_servers():
             monitor = self._monitor_of(server.endpoint.instance)
             if monitor is not None and server.state == "Ready" and (server.fence or 0) >= generation:
-                work = monitor.call(monitor.probe.set_watermark(server.endpoint.instance, checkpoint, generation))
+                work = monitor.run_between_visits(
+                    monitor.probe.set_watermark(server.endpoint.instance, checkpoint, generation)
+                )
                 calls.append(self._run_call(monitor.address.server_id, "mark", work))
         await asyncio.gather(*calls)
 
@@ -566,13 +591,15 @@ class JobMemoryServers:
         """
         membership = self._status.membership
         if membership is None or membership.state != "Committed":
-            self._found = {}
+            self._unindexed_keys = {}
             return
         select_keys = partial(
-            orphaned_keys, generation=membership.generation, watermark=watermark, busy=busy, settled=settled
+            select_removable_keys, generation=membership.generation, watermark=watermark, busy=busy, settled=settled
         )
         calls = [
-            self._run_call(monitor.address.server_id, "sweep", self._sweep(monitor, membership, select_keys))
+            self._run_call(
+                monitor.address.server_id, "sweep", self._delete_leftover_keys(monitor, membership, select_keys)
+            )
             for monitor in self._monitors.values()
             if monitor.observed is not None
             and monitor.observed.state == "Ready"
@@ -587,13 +614,15 @@ class JobMemoryServers:
             monitor.detach()
         await asyncio.gather(
             *(
-                self._run_call(monitor.address.server_id, "clean", monitor.call(monitor.probe.delete_job()))
+                self._run_call(
+                    monitor.address.server_id, "clean", monitor.run_between_visits(monitor.probe.delete_job())
+                )
                 for monitor in monitors
             )
         )
         self._monitors.clear()
         self._gone_instances.clear()
-        self._cleaned = True
+        self._is_deleted = True
         self._changed(True)
 
     async def close(self) -> None:
@@ -603,16 +632,19 @@ class JobMemoryServers:
         await self._closing.join()
         self._monitors.clear()
 
-    async def _sweep(
-        self, monitor: MemoryServerMonitor, membership: Membership, select_keys: Callable[[_Found, _Found], _Found]
+    async def _delete_leftover_keys(
+        self,
+        monitor: MemoryServerMonitor,
+        membership: Membership,
+        select_keys: Callable[[_UnindexedKeys, _UnindexedKeys], _UnindexedKeys],
     ) -> None:
         assert monitor.observed is not None, "only servers that answered are swept"
         instance = monitor.observed.endpoint.instance
-        unindexed_keys = await monitor.call(monitor.probe.unindexed())
-        removable_keys = select_keys(unindexed_keys, self._found.get(instance, {}))
-        self._found[instance] = unindexed_keys
+        unindexed_keys = await monitor.run_between_visits(monitor.probe.list_unindexed_keys())
+        removable_keys = select_keys(unindexed_keys, self._unindexed_keys.get(instance, {}))
+        self._unindexed_keys[instance] = unindexed_keys
         if removable_keys and self._status.membership == membership:
-            removed_count = await monitor.call(
+            removed_count = await monitor.run_between_visits(
                 monitor.probe.delete_uncommitted(instance, removable_keys, membership.generation)
             )
             log.info("%s: removed %d leftover keys without an index entry", instance, removed_count)
@@ -627,35 +659,35 @@ class JobMemoryServers:
 
     def _monitor_of(self, instance: MemoryServerInstance) -> MemoryServerMonitor | None:
         """Returns the monitor that observed exactly this instance last; None: no monitor did."""
-        for server_index in range(self._servers):
+        for server_index in range(self._max_servers_per_node):
             monitor = self._monitors.get(MemoryServerId(instance.node, server_index))
             if monitor is not None and monitor.observed is not None and monitor.observed.endpoint.instance == instance:
                 return monitor
         return None
 
-    def _retire(self, monitor: MemoryServerMonitor) -> None:
+    def _stop_monitoring(self, monitor: MemoryServerMonitor) -> None:
         """Ends monitoring of a process that ended or was replaced; its data is gone for good."""
         del self._monitors[monitor.address.server_id]
         if monitor.observed is not None:
             self._gone_instances[monitor.observed.endpoint.instance] = replace(
                 monitor.observed, state="Gone", since_seconds=self._clock()
             )
-        self._collect(monitor)
+        self._collect_replaced(monitor)
         self._start_closing(monitor)
 
     def _start_closing(self, monitor: MemoryServerMonitor) -> None:
         monitor.detach()
         self._closing.start(monitor.close(), f"disconnecting from the memory server on {monitor.address.server_id}")
 
-    def _collect(self, monitor: MemoryServerMonitor) -> None:
-        while monitor.replaced:
-            server = monitor.replaced.pop()
+    def _collect_replaced(self, monitor: MemoryServerMonitor) -> None:
+        while monitor.replaced_instances:
+            server = monitor.replaced_instances.pop()
             self._gone_instances[server.endpoint.instance] = server
 
-    def _remember(self) -> None:
+    def _update_gone_instances(self) -> None:
         """Remembers which assigned instances are gone; other instances do not matter to plans."""
         for monitor in self._monitors.values():
-            self._collect(monitor)
+            self._collect_replaced(monitor)
         assigned_endpoints = {endpoint.instance: endpoint for endpoint in self._status.assigned_servers}
         for instance, endpoint in assigned_endpoints.items():
             address, current = self._addresses.get(endpoint.server_id), self._monitors.get(endpoint.server_id)
@@ -672,18 +704,18 @@ class JobMemoryServers:
     def _is_removed(self, server: MemoryServerId) -> bool:
         """Returns whether its node runs fewer servers by now, so that this one no longer exists."""
         first_server = self._addresses.get(MemoryServerId(server.node, 0))
-        return first_server is not None and first_server.running and server.server_index >= first_server.servers
+        return first_server is not None and first_server.running and server.server_index >= first_server.servers_on_node
 
     async def _add_layouts(self, layouts: Mapping[str, str]) -> None:
         """Caches the layout records of a listing; corrupt ones are left out."""
         for digest, text in layouts.items():
-            if digest in self._refused_listed:
+            if digest in self._rejected_layouts:
                 continue
             try:
                 await asyncio.to_thread(self._layouts.add_verified, digest, text)
             except ProtocolError as error:
                 if isinstance(error, OutOfBounds):
-                    self._refused_listed[digest] = str(error)
+                    self._rejected_layouts[digest] = str(error)
                 metrics.memory_corrupt_entries.inc()
                 log.warning("layout %s of the persistent tier is corrupt: %s", digest, error)
 
@@ -704,6 +736,6 @@ class JobMemoryServers:
         return min(membership.changed_seconds, now) if membership is not None else now
 
 
-def _is_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
+def _equal_elements(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
     """Returns whether both are equal; compares identical elements by identity, which is cheap."""
     return len(first) == len(second) and all(a is b or a == b for a, b in zip(first, second, strict=True))

@@ -19,7 +19,7 @@ from surefoot_operator.memory.connection_pool import MemoryServerAddress
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 600.0
+MISSING_SECONDS_UNTIL_REMOVAL = 600.0
 """A job missing from every list for this long no longer exists, and is not hidden by a restored API server."""
 MAX_GAP_SECONDS = 180.0
 """Maximum time between two lists. After a longer gap the time between them is unknown, and counting starts over."""
@@ -29,13 +29,15 @@ MAX_GAP_SECONDS = 180.0
 class MissingJobs:
     """Jobs with keys on memory servers that are missing from the list of all jobs."""
 
-    since: Mapping[str, float] = field(default_factory=dict)
+    missing_since_seconds: Mapping[str, float] = field(default_factory=dict)
     """By uid: when the job was first missing, in seconds of the caller's clock."""
-    listed: float | None = None
+    list_seconds: float | None = None
     """Time of the newest list; None: no list yet."""
 
 
-def absences(previous: MissingJobs, live: Collection[str], job_uids: Collection[str], now: float) -> MissingJobs:
+def update_missing_jobs(
+    previous: MissingJobs, live: Collection[str], job_uids: Collection[str], now: float
+) -> MissingJobs:
     """Updates the missing jobs with a new list.
 
     Args:
@@ -44,19 +46,19 @@ def absences(previous: MissingJobs, live: Collection[str], job_uids: Collection[
         job_uids: Uids of the jobs that some memory server has keys of.
         now: Time of the list, in seconds.
     """
-    since_seconds = previous.since
-    if previous.listed is None or now - previous.listed > MAX_GAP_SECONDS or now < previous.listed:
+    since_seconds = previous.missing_since_seconds
+    if previous.list_seconds is None or now - previous.list_seconds > MAX_GAP_SECONDS or now < previous.list_seconds:
         since_seconds = {}
     return MissingJobs({job: since_seconds.get(job, now) for job in sorted(set(job_uids) - set(live))}, now)
 
 
 def orphaned_jobs(missing_jobs: MissingJobs) -> tuple[str, ...]:
     """Returns the jobs that have been missing for long enough to be removed."""
-    now = missing_jobs.listed
+    now = missing_jobs.list_seconds
     return tuple(
         job
-        for job, since_seconds in missing_jobs.since.items()
-        if now is not None and now - since_seconds >= PATIENCE_SECONDS
+        for job, since_seconds in missing_jobs.missing_since_seconds.items()
+        if now is not None and now - since_seconds >= MISSING_SECONDS_UNTIL_REMOVAL
     )
 
 
@@ -66,9 +68,9 @@ class OrphanSweep:
     def __init__(self, user: Callable[[str], str], call_seconds: float, threads: int = 4) -> None:
         self._user, self._call_seconds = user, call_seconds
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="orphans")
-        self._absent = MissingJobs()
+        self._missing_jobs = MissingJobs()
 
-    async def observe(self, live: Collection[str], addresses: Sequence[MemoryServerAddress], now: float) -> None:
+    async def remove_orphans(self, live: Collection[str], addresses: Sequence[MemoryServerAddress], now: float) -> None:
         """Takes a list of all jobs and removes the orphaned ones.
 
         Servers that do not answer are retried the next time.
@@ -79,22 +81,22 @@ class OrphanSweep:
             now: Time of the list, in seconds.
         """
         running = [address for address in addresses if address.running]
-        jobs_by_server = await asyncio.gather(*(self._on(address, self._jobs) for address in running))
+        jobs_by_server = await asyncio.gather(*(self._call_server(address, self._list_jobs) for address in running))
         jobs_by_address = dict(zip(running, jobs_by_server, strict=True))
         all_job_uids = {job for jobs in jobs_by_server for job in jobs}
-        self._absent = absences(self._absent, live, all_job_uids, now)
-        orphans = set(orphaned_jobs(self._absent))
-        metrics.orphans.set(len(self._absent.since))
+        self._missing_jobs = update_missing_jobs(self._missing_jobs, live, all_job_uids, now)
+        orphans = set(orphaned_jobs(self._missing_jobs))
+        metrics.orphans.set(len(self._missing_jobs.missing_since_seconds))
         for address, jobs in jobs_by_address.items():
             for job in sorted(orphans.intersection(jobs)):
-                if await self._on(address, self._remove, job):
+                if await self._call_server(address, self._remove_job, job):
                     log.info("job %s no longer exists: removed its keys on %s", job, address.server_id)
 
     async def close(self) -> None:
         """Waits for the calls in progress and ends the threads."""
         await asyncio.to_thread(self._pool.shutdown, True)
 
-    async def _on(
+    async def _call_server(
         self, address: MemoryServerAddress, work: Callable[..., frozenset[str]], *arguments: str
     ) -> frozenset[str]:
         """Runs `work` with its own connection, in a thread; returns nothing if the server does not answer."""
@@ -115,9 +117,9 @@ class OrphanSweep:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     @staticmethod
-    def _jobs(admin: MemoryServerAdmin) -> frozenset[str]:
-        return admin.jobs()
+    def _list_jobs(admin: MemoryServerAdmin) -> frozenset[str]:
+        return admin.list_jobs()
 
-    def _remove(self, admin: MemoryServerAdmin, job: str) -> frozenset[str]:
+    def _remove_job(self, admin: MemoryServerAdmin, job: str) -> frozenset[str]:
         admin.remove_job(job, self._user(job))
         return frozenset((job,))

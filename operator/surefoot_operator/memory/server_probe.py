@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 # server, and it would reject the saves of all other jobs. A job alone on a server may use all of it, and so may each of
 # several while there is enough for all.
 
-CROWDED = 0.85
+CROWDED_RATIO = 0.85
 """Used share of its limit from which a server counts as too small for all its jobs."""
 
-ROOMY = 0.75
+ROOMY_RATIO = 0.75
 """Used share of its limit below which the server has room again, so that closed accounts are opened."""
 
-TOLERANCE = 64
+SIZE_LIMIT_TOLERANCE_DIVISOR = 64
 """A job may exceed its `sizeLimit` by 1/64, for digests and the server's overhead for each value."""
 
 
@@ -57,7 +57,7 @@ TOLERANCE = 64
 class QuotaInputs:
     """Values that determine a job's share of one memory server."""
 
-    jobs: int
+    job_count: int
     """Number of jobs with an account there, including this one."""
     size_limit_bytes: int | None = None
     """The job's `checkpoint.memory.sizeLimit` for this server; None: no limit."""
@@ -70,7 +70,7 @@ def may_exceed_quota(memory: ServerMemory, size_limit_bytes: int | None) -> bool
     """
     if size_limit_bytes is not None and memory.used_bytes > size_limit_bytes:
         return True
-    return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
+    return 0 < memory.limit_bytes * ROOMY_RATIO <= memory.used_bytes
 
 
 def quota_violation(used_bytes: int, memory: ServerMemory, quota: QuotaInputs, closed: bool) -> str:
@@ -83,16 +83,19 @@ def quota_violation(used_bytes: int, memory: ServerMemory, quota: QuotaInputs, c
         closed: Whether the account is closed now. It then stays closed until the server has room again (`ROOMY`).
     """
     size_limit_bytes = quota.size_limit_bytes
-    if size_limit_bytes is not None and used_bytes > size_limit_bytes + size_limit_bytes // TOLERANCE:
+    if (
+        size_limit_bytes is not None
+        and used_bytes > size_limit_bytes + size_limit_bytes // SIZE_LIMIT_TOLERANCE_DIVISOR
+    ):
         return (
             f"it uses {format_bytes(used_bytes)} there, more than its sizeLimit of {format_bytes(size_limit_bytes)}: raise"
             " checkpoint.memory.sizeLimit, keep fewer checkpoints or train with more workers"
         )
-    share_bytes = memory.limit_bytes // max(1, quota.jobs)
-    crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY if closed else CROWDED)
-    if quota.jobs > 1 and memory.limit_bytes and crowded and used_bytes > share_bytes:
+    share_bytes = memory.limit_bytes // max(1, quota.job_count)
+    crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY_RATIO if closed else CROWDED_RATIO)
+    if quota.job_count > 1 and memory.limit_bytes and crowded and used_bytes > share_bytes:
         return (
-            f"it uses {format_bytes(used_bytes)} of the {format_bytes(memory.limit_bytes)} that {quota.jobs} jobs share"
+            f"it uses {format_bytes(used_bytes)} of the {format_bytes(memory.limit_bytes)} that {quota.job_count} jobs share"
             f" there, more than its share of {format_bytes(share_bytes)}, and there is not enough for all: raise the memory"
             " tier's maxMemory, keep fewer checkpoints, use fewer replicas or train with more workers"
         )
@@ -104,23 +107,23 @@ def quota_violation(used_bytes: int, memory: ServerMemory, quota: QuotaInputs, c
 # probes. The job's size bounds the cache: records that nothing refers to are removed, and a record that would exceed
 # the bound is rejected with its digest in the error.
 
-UNNAMED_SECONDS = 60.0
+UNREFERENCED_SECONDS = 60.0
 """How long to keep a record that nothing refers to. It may be read before the index that refers to it; no visit of a
 memory server takes longer."""
 
 
-class LayoutShelf:
+class LayoutCache:
     """Caches layout records by digest; `add` may be called in threads."""
 
     def __init__(self) -> None:
-        self.max_values = bounds.max_layout_values(0)
+        self.max_value_count = bounds.max_retained_layout_values(0)
         """Maximum number of values (numbers, texts and lists) in all records together."""
         self._layouts: dict[str, tuple[Layout, int, float]] = {}
         """By digest: the record, the number of its values, and when it was read (monotonic clock)."""
-        self._values = 0
+        self._value_count = 0
         """Number of values in all records. A running total: adding up ten thousand records for each new one would take
         fifty million additions."""
-        self._reading, self._changing = threading.Lock(), threading.Lock()
+        self._parse_lock, self._change_lock = threading.Lock(), threading.Lock()
 
     @property
     def digests(self) -> frozenset[str]:
@@ -148,35 +151,35 @@ class LayoutShelf:
             ProtocolError: The record cannot be read.
             OutOfBounds: The job's records would together exceed `max_values`.
         """
-        with self._reading:
+        with self._parse_lock:
             # Check the bound before parsing: a hostile record must not fill the memory first.
-            value_count = bounds.values_of(text)
-            total_count = self._values - self._values_of(digest) + value_count
-            if total_count > self.max_values:
-                bound = f"0 to {self.max_values} for a job of its size"
+            value_count = bounds.count_json_values(text)
+            total_count = self._value_count - self._value_count_of(digest) + value_count
+            if total_count > self.max_value_count:
+                bound = f"0 to {self.max_value_count} for a job of its size"
                 raise OutOfBounds(f"layout {digest}", "the number of values of all layouts", str(total_count), bound)
             layout = Layout.from_json(text)
-            with self._changing:
-                self._values += value_count - self._values_of(digest)
+            with self._change_lock:
+                self._value_count += value_count - self._value_count_of(digest)
                 self._layouts[digest] = (layout, value_count, time.monotonic())
 
-    def keep(self, named_digests: Collection[str]) -> None:
+    def remove_unreferenced(self, named_digests: Collection[str]) -> None:
         """Removes records that nothing refers to, except those read within the last minute."""
-        oldest_seconds = time.monotonic() - UNNAMED_SECONDS
+        oldest_seconds = time.monotonic() - UNREFERENCED_SECONDS
         for digest in self.digests - set(named_digests):
             if self._layouts[digest][2] < oldest_seconds:
-                with self._changing:
-                    self._values -= self._values_of(digest)
+                with self._change_lock:
+                    self._value_count -= self._value_count_of(digest)
                     del self._layouts[digest]
 
-    def _values_of(self, digest: str) -> int:
+    def _value_count_of(self, digest: str) -> int:
         cached = self._layouts.get(digest)
         return cached[1] if cached is not None else 0
 
 
 # ---- server probe ----------------------------------------------------------------------------------------------------
 
-MEASURED_SECONDS = 0.5
+QUOTA_CHECK_INTERVAL_SECONDS = 0.5
 """Minimum time between two measurements of a job's keys on a crowded server."""
 
 
@@ -186,11 +189,11 @@ class ProbeRequest:
 
     generation: int
     """Generation of `status.membership`."""
-    claimed: bool
+    is_claimed: bool
     """Whether the membership is only claimed, not committed."""
-    fence: bool
+    must_fence: bool
     """Fence at `generation` before reading, as a claim requires."""
-    read: bool
+    must_read: bool
     """Read the index."""
 
 
@@ -206,7 +209,7 @@ class ProbeResult:
     """None: it was not read."""
     memory: ServerMemory | None = None
     """Memory usage of the server when the index was read; None with it."""
-    closed: str = ""
+    quota_violation: str = ""
     """Why the job may not write there; empty: it may."""
 
 
@@ -219,35 +222,35 @@ class MemoryServerProbe:
         shared: SharedMemoryServer,
         job: str,
         account: Credentials,
-        layouts: LayoutShelf,
+        layouts: LayoutCache,
     ) -> None:
         self._address, self._shared, self._job, self._account = address, shared, job, account
-        self._closures = shared.settings.closures
+        self._closures = shared.settings.quota_backoff
         self._admin = AdminCalls(address.host, address.port)
         self._calls: FencedCalls | None = None
         self._endpoint: MemoryServerEndpoint | None = None
-        self._run = ""
+        self._provisioned_run_id = ""
         self._fence = -1
         self._layouts = layouts
         """All layout records that the job has read, shared by its probes."""
         self._reported_damage: set[str] = set()
-        self.most_entries = bounds.MAX_INDEX_ENTRIES
+        self.max_entries = bounds.MAX_INDEX_ENTRIES
         """Maximum index entries to read: the job's bound, less the entries on its other servers."""
-        self.refused: tuple[str, ...] = ()
+        self.out_of_bounds_records: tuple[str, ...] = ()
         """Descriptions of records that exceeded a bound in the last read."""
-        self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
-        self._closings = 0
-        self._limits: tuple[int | None, int] = (None, 0)
+        self._quota_violation, self._measured_seconds, self._closed_until_seconds = "", 0.0, 0.0
+        self._closure_count = 0
+        self._checked_limits: tuple[int | None, int] = (None, 0)
         """The job's size limit and the server's limit, as of the last check of the quota."""
         self.size_limit_bytes: int | None = None
         """The part of `checkpoint.memory.sizeLimit` that applies to this server; None: no limit."""
-        self.settling = False
+        self.may_be_prefaulting = False
         """Whether to leave an unused server to its sidecar, which may be prefaulting its memory."""
 
     @property
     def is_provisioned(self) -> bool:
         """Returns whether the job was set up on the server that the connection reaches now."""
-        return self._calls is not None and self._run == self._shared.run
+        return self._calls is not None and self._provisioned_run_id == self._shared.run_id
 
     async def run(self, request: ProbeRequest) -> ProbeResult:
         """Provisions a new instance, then carries out the request.
@@ -260,20 +263,20 @@ class MemoryServerProbe:
             ServerPrefaulting: No job may use the server yet.
         """
         try:
-            if self._calls is None or self._run != self._shared.run:
+            if self._calls is None or self._provisioned_run_id != self._shared.run_id:
                 await self._provision(request)
-            return await self._carry_out(request)
+            return await self._fence_and_read(request)
         except TierUnavailable:
             if self._shared.is_open:
-                self.forget()  # it answered, so its state changed; a broken connection would be no evidence of that
+                self.reset_provisioning()  # it answered, so its state changed; a broken connection would be no evidence of that
             raise
 
-    async def _carry_out(self, request: ProbeRequest) -> ProbeResult:
+    async def _fence_and_read(self, request: ProbeRequest) -> ProbeResult:
         assert self._calls is not None, "provisioned just before"
         assert self._endpoint is not None, "set together with the calls"
         calls, endpoint = self._calls, self._endpoint
         # Fence if it was requested, or if a server returns with an older fence after the commit.
-        must_fence = request.fence or (not request.claimed and self._fence < request.generation)
+        must_fence = request.must_fence or (not request.is_claimed and self._fence < request.generation)
         if must_fence and self._fence < request.generation:
             try:
                 await self._shared.run_exchange(calls.fence(request.generation))
@@ -282,44 +285,51 @@ class MemoryServerProbe:
                 # A newer generation owns the server: report its number to the plan.
                 self._fence = (await self._read_index(calls)).fence
         index = memory = None
-        if must_fence or request.read:
+        if must_fence or request.must_read:
             # Read the index, then verify all that it refers to, and check the quota with the usage of the same moment.
-            index, memory = await self._read_index(calls), await self._shared.memory()
+            index, memory = await self._read_index(calls), await self._shared.read_memory_usage()
             self._fence = max(self._fence, index.fence)
-            self._note_damage(index.damaged)
-            self.refused = index.refused
+            self._report_corrupt(index.damaged_entries)
+            self.out_of_bounds_records = index.out_of_bounds
             await self._read_layouts(calls, index.manifests)
             await self._enforce_quota(memory)
-        return ProbeResult(endpoint, self._fence, index, memory, self._closed)
+        return ProbeResult(endpoint, self._fence, index, memory, self._quota_violation)
 
     async def _read_index(self, calls: FencedCalls) -> MemoryServerIndex:
         """Reads the index; if it exceeds its bound, describes that in `refused` and raises OutOfBounds."""
         try:
-            return await self._shared.run_exchange(calls.index(most_entries=self.most_entries))
+            return await self._shared.run_exchange(calls.read_index(max_entries=self.max_entries))
         except OutOfBounds as error:
-            self.refused = (str(error),)
+            self.out_of_bounds_records = (str(error),)
             raise
 
     async def _enforce_quota(self, memory: ServerMemory) -> None:
         """Closes the job's account here while it exceeds its quota, and opens it again afterwards."""
         now, limits = time.monotonic(), (self.size_limit_bytes, memory.limit_bytes)
-        if limits != self._limits:
+        if limits != self._checked_limits:
             # A limit was changed, so closures under the former limits no longer justify a wait.
-            self._limits, self._closings, self._closed_until, self._measured_at = limits, 0, now, 0.0
-        if not self._account.user or now < max(self._closed_until, self._measured_at + MEASURED_SECONDS):
+            self._checked_limits, self._closure_count, self._closed_until_seconds, self._measured_seconds = (
+                limits,
+                0,
+                now,
+                0.0,
+            )
+        if not self._account.user or now < max(
+            self._closed_until_seconds, self._measured_seconds + QUOTA_CHECK_INTERVAL_SECONDS
+        ):
             return
-        if not self._closed and not may_exceed_quota(memory, limits[0]):
+        if not self._quota_violation and not may_exceed_quota(memory, limits[0]):
             return
         # Measuring the keys costs the server time, so it comes last and at most every half second.
-        self._measured_at = now
+        self._measured_seconds = now
         usage_calls = self._admin.job_usage(self._job)
-        quota = QuotaInputs(await self._shared.run_exchange(usage_calls.accounts()), limits[0])
-        used_bytes = await self._shared.run_exchange(usage_calls.used_bytes())
-        reason = quota_violation(used_bytes, memory, quota, bool(self._closed))
-        if reason and not self._closed:
-            removed_count = await self._shared.run_exchange(usage_calls.close(self._account))
-            self._closings += 1
-            self._closed_until = now + self._closures.seconds(self._closings)
+        quota = QuotaInputs(await self._shared.run_exchange(usage_calls.count_accounts()), limits[0])
+        used_bytes = await self._shared.run_exchange(usage_calls.measure_bytes())
+        reason = quota_violation(used_bytes, memory, quota, bool(self._quota_violation))
+        if reason and not self._quota_violation:
+            removed_count = await self._shared.run_exchange(usage_calls.close_account(self._account))
+            self._closure_count += 1
+            self._closed_until_seconds = now + self._closures.wait_seconds(self._closure_count)
             metrics.memory_quota_exceeded.inc()
             log.warning(
                 "%s: closed the account of job %s until its memory is within the limits: %s; removed %d keys",
@@ -328,16 +338,16 @@ class MemoryServerProbe:
                 reason,
                 removed_count,
             )
-        elif self._closed and not reason:
-            await self._shared.run_exchange(usage_calls.open(self._account))
+        elif self._quota_violation and not reason:
+            await self._shared.run_exchange(usage_calls.reopen_account(self._account))
             log.info(
                 "%s: opened the account of job %s again, it is within the limits", self._address.server_id, self._job
             )
-        self._closed = reason
+        self._quota_violation = reason
 
-    def forget(self) -> None:
+    def reset_provisioning(self) -> None:
         """Makes the next visit provision the job again."""
-        self._calls, self._endpoint, self._fence, self._closed = None, None, -1, ""
+        self._calls, self._endpoint, self._fence, self._quota_violation = None, None, -1, ""
 
     async def drop(
         self,
@@ -354,21 +364,21 @@ class MemoryServerProbe:
             generation: Generation that decided to drop them.
             may_continue: Checked before each save; dropping stops once it returns False.
         """
-        calls, dropped_count = self._of(instance), 0
+        calls, dropped_count = self._calls_for(instance), 0
         for save, chunks in saves:
             if not may_continue():
                 break
-            await self._shared.run_exchange(calls.drop(save, generation, chunks))
+            await self._shared.run_exchange(calls.delete_save(save, generation, chunks))
             dropped_count += 1
         return dropped_count
 
     async def set_watermark(self, instance: MemoryServerInstance, checkpoint: Checkpoint, generation: int) -> None:
         """Writes the watermark to exactly this instance; raises TierUnavailable if another one answers."""
-        await self._shared.run_exchange(self._of(instance).set_watermark(checkpoint, generation))
+        await self._shared.run_exchange(self._calls_for(instance).set_watermark(checkpoint, generation))
 
-    async def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
+    async def list_unindexed_keys(self) -> dict[RankSave, tuple[str, ...]]:
         """Returns the keys that no index entry refers to, by save."""
-        return await self._shared.run_exchange(self._admin.unindexed(self._job))
+        return await self._shared.run_exchange(self._admin.list_unindexed(self._job))
 
     async def delete_uncommitted(
         self, instance: MemoryServerInstance, keys_by_save: Mapping[RankSave, Sequence[str]], generation: int
@@ -378,7 +388,7 @@ class MemoryServerProbe:
         Returns:
             The number of removed keys.
         """
-        calls, removed_count = self._of(instance), 0
+        calls, removed_count = self._calls_for(instance), 0
         for save, names in keys_by_save.items():
             if await self._shared.run_exchange(calls.delete_uncommitted(save, generation, names)):
                 removed_count += len(names)
@@ -387,9 +397,9 @@ class MemoryServerProbe:
     async def delete_job(self) -> None:
         """Removes the job from this server: first its account, so that nothing is written, then every key."""
         await self._shared.run_exchange(self._admin.remove_job(self._job, self._account.user))
-        self.forget()
+        self.reset_provisioning()
 
-    def _of(self, instance: MemoryServerInstance) -> FencedCalls:
+    def _calls_for(self, instance: MemoryServerInstance) -> FencedCalls:
         host_port = f"{self._address.host}:{self._address.port}"
         if self._calls is None or self._endpoint is None:
             raise TierUnavailable(f"{instance} does not answer at {host_port}")
@@ -403,25 +413,27 @@ class MemoryServerProbe:
         An instance that a former leader provisioned keeps its fence while a claim waits for flushes. Fencing it here
         would be too early: the server would reject saves that may still arrive.
         """
-        self.forget()
-        address, run_id = self._address, self._shared.run
-        new_run_id = await self._shared.run_exchange(self._admin.instance())
+        self.reset_provisioning()
+        address, run_id = self._address, self._shared.run_id
+        new_run_id = await self._shared.run_exchange(self._admin.read_instance())
         tls = address.tls_ca is not None
         instance = MemoryServerInstance(address.node, new_run_id)
-        endpoint = MemoryServerEndpoint(instance, address.host, address.port, address.domain, tls, address.server)
+        endpoint = MemoryServerEndpoint(instance, address.host, address.port, address.domain, tls, address.server_index)
         calls = FencedCalls(endpoint, self._job)
         stored_fence = -1
         # The job may be unknown here. A server that does not answer is found by the next call.
         with contextlib.suppress(TierUnavailable):
             stored_fence = (await self._read_index(calls)).fence
-        if stored_fence < 0 and (self.settling or await self._shared.run_exchange(self._admin.is_being_filled())):
+        if stored_fence < 0 and (
+            self.may_be_prefaulting or await self._shared.run_exchange(self._admin.is_prefaulting())
+        ):
             raise ServerPrefaulting(
                 f"the memory server on {address.server_id} is still prefaulting its memory; it is probed again",
                 new_run_id,
             )
-        fence = stored_fence if request.claimed and stored_fence >= 0 else max(stored_fence, request.generation)
+        fence = stored_fence if request.is_claimed and stored_fence >= 0 else max(stored_fence, request.generation)
         await self._shared.run_exchange(self._admin.provision(self._job, self._account, fence))
-        self._calls, self._endpoint, self._run, self._fence = calls, endpoint, run_id, fence
+        self._calls, self._endpoint, self._provisioned_run_id, self._fence = calls, endpoint, run_id, fence
 
     async def _read_layouts(self, calls: FencedCalls, manifests: Iterable[RankManifest]) -> None:
         """Reads each layout once. A damaged one is logged, counted and left out: other servers may have a good copy."""
@@ -432,11 +444,11 @@ class MemoryServerProbe:
             except TierUnavailable:
                 raise
             except (ChunkMissing, ProtocolError, TierError) as error:
-                self._note_damage((f"{calls}: layout {digest}: {error}",))
+                self._report_corrupt((f"{calls}: layout {digest}: {error}",))
                 if isinstance(error, OutOfBounds):
-                    self.refused = (*self.refused, str(error))
+                    self.out_of_bounds_records = (*self.out_of_bounds_records, str(error))
 
-    def _note_damage(self, names: Iterable[str]) -> None:
+    def _report_corrupt(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._reported_damage:
                 self._reported_damage.add(name)

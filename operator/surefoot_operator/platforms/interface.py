@@ -16,7 +16,7 @@ from surefoot_operator.job_snapshot import ObservedNode, ObservedPodGroups, Obse
 from surefoot_operator.memory.connection_pool import MemoryServerAddress as MemoryServerAddress
 from surefoot_operator.memory.connection_pool import MemoryTierCredentials as MemoryTierCredentials
 from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class PlatformSnapshot:
     """Addresses of all memory servers."""
     purges: tuple[ObservedPurge, ...] = ()
     """Attempts to delete the job's checkpoints from its persistent tier, once the job is being deleted."""
-    rejection: str = ""
+    spec_rejection: str = ""
     """Why the newest spec is invalid; `job` then has the last valid one. Empty: `job` has the newest spec."""
     free_nodes: int | None = None
     """Number of nodes that could take another worker now; None: only a scheduler knows."""
-    refused_calls: tuple[RefusedCall, ...] = ()
+    rejected_calls: tuple[RejectedCall, ...] = ()
     """The same as `Platform.rejected_calls` returns."""
     pod_groups: ObservedPodGroups | None = None
     """The job's pod groups; None: the platform has no gang scheduler."""
@@ -78,7 +78,7 @@ class Platform(Protocol):
         """
         ...
 
-    def refused_calls(self) -> tuple[RefusedCall, ...]:
+    def rejected_calls(self) -> tuple[RejectedCall, ...]:
         """Returns the API calls for this job, or for all jobs, that are rejected repeatedly; makes no call itself."""
         ...
 
@@ -112,7 +112,7 @@ class Platform(Protocol):
         """
         ...
 
-    async def remove_group(self, action: DeletePodGroup) -> None:
+    async def delete_pod_group(self, action: DeletePodGroup) -> None:
         """Deletes exactly this pod group; succeeds if it no longer exists."""
         ...
 
@@ -157,7 +157,7 @@ class Platform(Protocol):
         """Deletes the job object, as a user would; succeeds if it no longer exists."""
         ...
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record_events(self, events: Sequence[Event]) -> None:
         """Records events for users, after the status write that they describe.
 
         Args:

@@ -14,8 +14,8 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.sessions import observed_sessions as sessions_seen
-from surefoot_operator.coordinator.uploads import promotion_seconds
+from surefoot_operator.coordinator.sessions import list_observed_sessions as sessions_seen
+from surefoot_operator.coordinator.uploads import slowest_upload_seconds
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedWorker, PendingCreate
 from surefoot_operator.memory import JobMemoryServers
 from surefoot_operator.platforms.interface import Platform, PlatformSnapshot, WorkerEnvironment
@@ -44,35 +44,35 @@ class ReconcileLimiter:
     """
 
     def __init__(self, at_once: int = 1, slice_seconds: float = SLICE_SECONDS) -> None:
-        self._places, self._slice_seconds = asyncio.Semaphore(at_once), slice_seconds
-        self._began: float | None = None
+        self._slots, self._slice_seconds = asyncio.Semaphore(at_once), slice_seconds
+        self._pass_start_seconds: float | None = None
         """When the first reconcile of the current pass started; None between passes."""
 
     async def __aenter__(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
             # The next pass of the event loop comes at once, so there is no event to wait for.
-            while not self._may_begin():  # noqa: ASYNC110
+            while not self._may_start():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self._places.release()
+            self._slots.release()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._places.release()
+        self._slots.release()
 
-    def _may_begin(self) -> bool:
+    def _may_start(self) -> bool:
         loop = asyncio.get_running_loop()
-        if self._began is None:
-            self._began = loop.time()
-            loop.call_soon(self._pass_over)  # runs after all callbacks that are ready in this pass
+        if self._pass_start_seconds is None:
+            self._pass_start_seconds = loop.time()
+            loop.call_soon(self._end_pass)  # runs after all callbacks that are ready in this pass
             return True
-        return loop.time() - self._began < self._slice_seconds
+        return loop.time() - self._pass_start_seconds < self._slice_seconds
 
-    def _pass_over(self) -> None:
-        self._began = None
+    def _end_pass(self) -> None:
+        self._pass_start_seconds = None
 
 
 # ---- limit on progress writes ----------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class ReconcileLimiter:
 # reconcilers of all jobs. Although each job spaces its own progress writes, a thousand jobs whose pods start together
 # wrote hundreds of statuses a second, which kept the API server from creating the pods.
 
-RETRY_SECONDS = 1.0
+PROGRESS_WRITE_RETRY_SECONDS = 1.0
 """Wait before a rejected progress write is tried again, then with the newest progress."""
 
 
@@ -89,7 +89,7 @@ class StatusWriteLimiter:
 
     def __init__(self, per_second: float = 30.0, burst: int = 60) -> None:
         self._per_second, self._burst = per_second, float(burst)
-        self._left, self._counted_at = float(burst), float("-inf")
+        self._tokens, self._refilled_seconds = float(burst), float("-inf")
 
     def wait_seconds(self, now: float) -> float:
         """Returns 0 if a status may be written now, and counts that write; else the seconds to wait.
@@ -97,11 +97,11 @@ class StatusWriteLimiter:
         Args:
             now: Seconds of a monotonic clock.
         """
-        self._left = min(self._burst, self._left + max(0.0, now - self._counted_at) * self._per_second)
-        self._counted_at = now
-        if self._left < 1.0:
-            return RETRY_SECONDS
-        self._left -= 1.0
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._refilled_seconds) * self._per_second)
+        self._refilled_seconds = now
+        if self._tokens < 1.0:
+            return PROGRESS_WRITE_RETRY_SECONDS
+        self._tokens -= 1.0
         return 0.0
 
 
@@ -129,9 +129,9 @@ class Dependencies:
     """Unix seconds that never decrease: steps of the wall clock do not move them."""
     generation_token: Callable[[int], str]
     """Returns the secret of a generation: the same on every leader, and never stored in the status."""
-    turns: ReconcileLimiter = field(default_factory=ReconcileLimiter)
+    reconcile_limiter: ReconcileLimiter = field(default_factory=ReconcileLimiter)
     """Limits concurrent reconciles; shared by all jobs of one event loop."""
-    pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
+    status_write_limiter: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
     """Limits writes that only report progress; shared by the same jobs."""
 
 
@@ -146,11 +146,11 @@ async def build_snapshot(
         term_seconds: When this leader took the job over, in Unix seconds.
         calls: Calls whose effect the platform may not show yet.
     """
-    requests = dependencies.channel.sessions.orders
-    listed_checkpoints = (*(requests.persistent.entries or ()), *(requests.source_listing.entries or ()))
-    layouts = {**requests.source_layouts, **requests.layouts}
+    requests = dependencies.channel.sessions.requests
+    listed_checkpoints = (*(requests.persistent_listing.entries or ()), *(requests.source_listing.entries or ()))
+    layouts = {**requests.source_layouts, **requests.persistent_layouts}
     servers = dependencies.memory.observed_servers()
-    covers = await dependencies.memory.covers(listed_checkpoints, layouts, servers)
+    covers = await dependencies.memory.check_coverage(listed_checkpoints, layouts, servers)
     sessions = dependencies.channel.sessions
     now = dependencies.clock()
     return JobSnapshot(
@@ -163,37 +163,37 @@ async def build_snapshot(
         workers=observed.workers,
         nodes=observed.nodes,
         sessions=sessions_seen(sessions),
-        retry_later_seconds=sessions.turned_away_seconds,
+        retry_later_seconds=sessions.last_retry_later_seconds,
         servers=servers,
-        persistent=sessions.orders.persistent,
+        persistent=sessions.requests.persistent_listing,
         source_listing=requests.source_listing,  # the version that `covers` was computed from, not a newer one
-        barrier=sessions.orders.barrier,
+        barrier=sessions.requests.barrier,
         covers=covers,
-        uploaded=sessions.orders.uploaded,
-        failed_uploads=sessions.orders.failed_uploads,
-        unreadable=sessions.orders.unreadable,
-        upload_seconds=promotion_seconds(requests, observed.status.last_uploaded),
-        refused_records=(*dependencies.memory.refused, *requests.refused),
-        memory_cleared=dependencies.memory.cleaned,
+        uploaded=sessions.requests.uploaded_saves,
+        failed_uploads=sessions.requests.failed_uploads,
+        unreadable=sessions.requests.unreadable_saves,
+        upload_seconds=slowest_upload_seconds(requests, observed.status.last_uploaded),
+        rejected_records=(*dependencies.memory.out_of_bounds_records, *requests.rejected_records),
+        memory_cleared=dependencies.memory.is_deleted,
         purges=observed.purges,
         purge_call=calls.purge,
-        spec_rejection=observed.rejection,
+        spec_rejection=observed.spec_rejection,
         free_nodes=observed.free_nodes,
         creates=calls.creates,
-        deletions=calls.deletions,
+        deletion_uids=calls.deletions,
         pod_groups=observed.pod_groups,
-        refused_calls=observed.refused_calls,
+        rejected_calls=observed.rejected_calls,
         group_calls=calls.groups,
     )
 
 
-def ranks_of(observed: PlatformSnapshot, status: JobStatus) -> int:
+def count_ranks(observed: PlatformSnapshot, status: JobStatus) -> int:
     """Returns how many ranks the job runs or ran at most, which bounds its records whatever its spec requests."""
     placed_count = len({worker.index for worker in observed.workers if worker.node is not None})
     return max(placed_count * observed.job.spec.nproc_per_node, *(entry.world_size for entry in status.lineage), 0)
 
 
-def worker_ids(workers: Iterable[ObservedWorker], creates: Iterable[PendingCreate]) -> frozenset[WorkerId]:
+def expected_worker_ids(workers: Iterable[ObservedWorker], creates: Iterable[PendingCreate]) -> frozenset[WorkerId]:
     """Returns the ids of the workers that exist, or may exist by now because a create is in progress."""
     existing_ids = frozenset(WorkerId(worker.index, worker.attempt) for worker in workers)
     return existing_ids | {WorkerId(create.index, create.attempt) for create in creates if create.in_progress}

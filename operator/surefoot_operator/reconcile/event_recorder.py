@@ -20,18 +20,18 @@ from surefoot_operator.reasons import STORAGE_OPERATION_FAILED
 log = logging.getLogger(__name__)
 
 MINUTE_SECONDS = 60.0
-MAX_EVENTS_OF_PLANS = 120
+MAX_PLAN_EVENTS_PER_MINUTE = 120
 """Events that plans may record within any minute."""
-MAX_EVENTS_OF_AGENTS = 20
+MAX_AGENT_EVENTS_PER_MINUTE = 20
 """Events that agents' notices may record within any minute."""
-_AT_ONCE = 16
+_MAX_BATCH_EVENTS = 16
 """Events that one call to `Record` gets."""
-_FLUSH_SECONDS = 2.0
+_FLUSH_TIMEOUT_SECONDS = 2.0
 """How long to wait for queued events before a job's reconciler stops or lets the job be deleted."""
 
-QUIET_SECONDS = 60.0
+REPEAT_INTERVAL_SECONDS = 60.0
 """An identical failure of a tier is reported again after this long."""
-MAX_REPORTED = 3
+MAX_RECENT_FAILURES = 3
 """Different failures reported within that time: when a tier is down it fails for every rank, and one report is
 enough."""
 
@@ -43,11 +43,11 @@ class EventBudget:
     """Limits events within any minute, and adds an event that counts those left out."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._max_per_minute = most
         self._recent_times: deque[float] = deque()
-        self._left_out = 0
+        self._suppressed_count = 0
 
-    def allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
+    def select_allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
         """Returns the events that may be recorded now, the count of suppressed ones first.
 
         Args:
@@ -58,15 +58,15 @@ class EventBudget:
             self._recent_times.popleft()
         allowed_events: list[Event] = []
         for event in events:
-            if len(self._recent_times) >= self._most:
-                self._left_out += 1
+            if len(self._recent_times) >= self._max_per_minute:
+                self._suppressed_count += 1
                 metrics.events_suppressed.inc()
                 continue
-            if self._left_out:
-                text = f"{self._left_out} earlier events are only in the operator's log: too many in a minute"
+            if self._suppressed_count:
+                text = f"{self._suppressed_count} earlier events are only in the operator's log: too many in a minute"
                 allowed_events.append(Event(reasons.EVENTS_SUPPRESSED, text, warning=True))
                 self._recent_times.append(now)
-                self._left_out = 0
+                self._suppressed_count = 0
             allowed_events.append(event)
             self._recent_times.append(now)
         return tuple(allowed_events)
@@ -80,8 +80,11 @@ class EventRecorder:
 
     def __init__(self, record: Record, clock: Callable[[], float]) -> None:
         self._record, self._clock = record, clock
-        self._plans, self._agents = EventBudget(MAX_EVENTS_OF_PLANS), EventBudget(MAX_EVENTS_OF_AGENTS)
-        self._waiting: deque[Event] = deque()
+        self._plan_budget, self._agent_budget = (
+            EventBudget(MAX_PLAN_EVENTS_PER_MINUTE),
+            EventBudget(MAX_AGENT_EVENTS_PER_MINUTE),
+        )
+        self._queue: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def record(self, events: Iterable[Event], of_agents: bool = False) -> None:
@@ -89,16 +92,16 @@ class EventRecorder:
         events = tuple(events)
         for event in events:
             log.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
-        budget = self._agents if of_agents else self._plans
-        self._waiting.extend(budget.allowed(events, self._clock()))
-        if self._waiting and self._task is None:
+        budget = self._agent_budget if of_agents else self._plan_budget
+        self._queue.extend(budget.select_allowed(events, self._clock()))
+        if self._queue and self._task is None:
             self._task = asyncio.create_task(self._send_events(), name="events")
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_sender_done)
 
     async def flush(self) -> None:
         """Waits until queued events are recorded, for at most 2 s."""
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=_FLUSH_SECONDS)
+            await asyncio.wait([self._task], timeout=_FLUSH_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         """Flushes, then cancels recording if events are still queued."""
@@ -108,15 +111,15 @@ class EventRecorder:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _send_events(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(_MAX_BATCH_EVENTS, len(self._queue)))]
             try:
                 await self._record(batch)
             except PlatformError as error:
                 metrics.reconcile_failures.labels("events").inc()
                 log.warning("cannot record %d events, they are in this log only: %s", len(batch), error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_sender_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             metrics.reconcile_failures.labels("events").inc()
@@ -133,16 +136,16 @@ class TierFailureEvents:
     def __init__(self) -> None:
         self._reported: dict[str, float] = {}
 
-    def events(self, sentences: Iterable[str], now: float) -> tuple[Event, ...]:
+    def new_events(self, sentences: Iterable[str], now: float) -> tuple[Event, ...]:
         """Returns events for the failures that were not reported within the last minute; `now` is in seconds."""
         self._reported = {
             sentence: reported_seconds
             for sentence, reported_seconds in self._reported.items()
-            if now - reported_seconds < QUIET_SECONDS
+            if now - reported_seconds < REPEAT_INTERVAL_SECONDS
         }
         events = []
         for sentence in sentences:
-            if sentence in self._reported or len(self._reported) >= MAX_REPORTED:
+            if sentence in self._reported or len(self._reported) >= MAX_RECENT_FAILURES:
                 log.debug("%s", sentence)
                 continue
             self._reported[sentence] = now

@@ -38,7 +38,7 @@ _Durations: TypeAlias = tuple[float, ...]
 
 _PHASES = get_args(Phase)
 _SERVER_STATES = ("Ready", "Unreachable", "Gone")
-_KINDS = (
+_INCIDENT_KINDS = (
     "node-lost",
     "agent-lost",
     "worker-silent",
@@ -50,7 +50,7 @@ _KINDS = (
     "numerics",
     "planned",
 )
-_RECOVERY = ("claimed", "stopped", "fenced", "committed", "first-step")
+_RECOVERY_PHASES = ("claimed", "stopped", "fenced", "committed", "first-step")
 _BOUNDS = (*BUCKETS_SECONDS, math.inf)
 _BOUND_TEXTS = tuple(floatToGoString(bound) for bound in _BOUNDS)  # type: ignore[no-untyped-call]
 _NO_DURATIONS: _Durations = (0.0,) * (len(_BOUNDS) + 1)
@@ -72,11 +72,11 @@ class JobFamily:
 FAMILIES: list[JobFamily] = []
 
 
-def _gauge(name: str, text: str, *labels: str) -> JobFamily:
+def _declare_gauge(name: str, text: str, *labels: str) -> JobFamily:
     return _declare(name, text, "gauge", labels)
 
 
-def _counter(name: str, text: str, *labels: str) -> JobFamily:
+def _declare_counter(name: str, text: str, *labels: str) -> JobFamily:
     return _declare(name, text, "counter", labels)
 
 
@@ -85,75 +85,81 @@ def _declare(name: str, text: str, kind: Literal["gauge", "counter", "histogram"
     return FAMILIES[-1]
 
 
-phase = _gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "phase")
-world_size = _gauge("surefoot_world_size", "Ranks in the committed generation.")
-job_generation = _gauge("surefoot_job_generation", "Current generation, claimed or committed.")
-job_step = _gauge("surefoot_job_step", "Highest step that any rank of the current generation has finished.")
-data_epochs = _gauge("surefoot_job_data_epochs", "Passes over the data so far, including the part of the current one.")
-samples_per_second = _gauge(
+phase = _declare_gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "phase")
+world_size = _declare_gauge("surefoot_world_size", "Ranks in the committed generation.")
+job_generation = _declare_gauge("surefoot_job_generation", "Current generation, claimed or committed.")
+job_step = _declare_gauge("surefoot_job_step", "Highest step that any rank of the current generation has finished.")
+data_epochs = _declare_gauge(
+    "surefoot_job_data_epochs", "Passes over the data so far, including the part of the current one."
+)
+samples_per_second = _declare_gauge(
     "surefoot_job_samples_per_second", "Samples a second over the last steps; NaN if the data does not report them."
 )
-agents_connected = _gauge("surefoot_agents_connected", "Agents of the job that are connected to the operator.")
-memory_servers = _gauge("surefoot_memory_servers", "Memory servers as the job observes them.", "state")
-protected = _gauge("surefoot_checkpoint_protected", "1 while a failure now would leave a checkpoint to restore.")
-copies = _gauge(
+agents_connected = _declare_gauge("surefoot_agents_connected", "Agents of the job that are connected to the operator.")
+memory_servers = _declare_gauge("surefoot_memory_servers", "Memory servers as the job observes them.", "state")
+protected = _declare_gauge(
+    "surefoot_checkpoint_protected", "1 while a failure now would leave a checkpoint to restore."
+)
+copies = _declare_gauge(
     "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the minimum over its ranks."
 )
-memory_needed = _gauge(
+memory_needed = _declare_gauge(
     "surefoot_memory_needed_bytes", "Bytes of the job's checkpoints that a node's memory server must store.", "node"
 )
-memory_available = _gauge(
+memory_available = _declare_gauge(
     "surefoot_memory_available_bytes", "Bytes of the job's checkpoints that a node's memory server may store.", "node"
 )
-complete_step = _gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", "tier")
-complete_seconds = _gauge(
+complete_step = _declare_gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", "tier")
+complete_seconds = _declare_gauge(
     "surefoot_checkpoint_complete_timestamp_seconds",
     "When the newest complete checkpoint was first observed to be complete.",
     "tier",
 )
-interval_steps = _gauge(
+interval_steps = _declare_gauge(
     "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, requested or chosen.", "tier"
 )
-interval_input_seconds = _gauge(
+interval_input_seconds = _declare_gauge(
     "surefoot_checkpoint_interval_input_seconds",
     "Values that the interval of a tier was chosen from (input: target, step, cost, flush, mtbf).",
     "tier",
     "input",
 )
-memory_loss_probability = _gauge(
+memory_loss_probability = _declare_gauge(
     "surefoot_checkpoint_memory_loss_probability", "Estimated share of incidents that take every copy in memory."
 )
-incomplete = _counter(
+incomplete = _declare_counter(
     "surefoot_incomplete_checkpoints_total",
     "Checkpoints that were dropped because one rank never saved its part.",
 )
-uploads_abandoned = _counter(
+uploads_abandoned = _declare_counter(
     "surefoot_uploads_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one."
 )
-rollbacks = _counter(
+rollbacks = _declare_counter(
     "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or because a user requested it."
 )
-straggler_slowdown_ratio = _gauge(
+straggler_slowdown_ratio = _declare_gauge(
     "surefoot_straggler_slowdown_ratio",
     "How many times as long as its peers the worst straggler works; 1: no rank is persistently slower.",
 )
-good_step = _gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is known good.")
-incidents = _counter("surefoot_incidents_total", "Failures and planned changes that led to a new generation.", "kind")
-incident_seconds = _gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", "kind")
+good_step = _declare_gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is known good.")
+incidents = _declare_counter(
+    "surefoot_incidents_total", "Failures and planned changes that led to a new generation.", "kind"
+)
+incident_seconds = _declare_gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", "kind")
 recovery_seconds = _declare(
     "surefoot_recovery_duration_seconds",
     "From the first sign of a failure to the end of each phase of its recovery.",
     "histogram",
     ("phase",),
 )
-restarts = _counter("surefoot_restarts_total", "New generations after a failure.", "cause")
-lost_steps = _counter("surefoot_lost_steps_total", "Steps that had to be run again.")
-time_seconds = _gauge(
+restarts = _declare_counter("surefoot_restarts_total", "New generations after a failure.", "cause")
+lost_steps = _declare_counter("surefoot_lost_steps_total", "Steps that had to be run again.")
+time_seconds = _declare_gauge(
     "surefoot_job_time_seconds",
     "Where a job's seconds went since it started; the categories add up to its age.",
     "category",
 )
-goodput_ratio = _gauge(
+goodput_ratio = _declare_gauge(
     "surefoot_job_goodput_ratio", "Share of training that was not run again, of all time but suspension."
 )
 
@@ -163,20 +169,20 @@ _Series: TypeAlias = tuple[JobFamily, Labels, float | _Durations]
 # Start counters at 0: `rate()` misses the first increment of a series that did not exist before.
 _COUNTERS_AT_ZERO: dict[_Key, float] = {
     **{(family, ()): 0.0 for family in (lost_steps, uploads_abandoned, incomplete, rollbacks)},
-    **{(family, (kind,)): 0.0 for family in (incidents, restarts) for kind in _KINDS},
+    **{(family, (kind,)): 0.0 for family in (incidents, restarts) for kind in _INCIDENT_KINDS},
 }
-_DURATIONS_AT_ZERO: dict[str, _Durations] = dict.fromkeys(_RECOVERY, _NO_DURATIONS)
+_DURATIONS_AT_ZERO: dict[str, _Durations] = dict.fromkeys(_RECOVERY_PHASES, _NO_DURATIONS)
 
 
 class JobMetrics:
     """Metrics of one job: its last reconcile, and counts since this replica leads it."""
 
     def __init__(self) -> None:
-        self._last: tuple[JobSnapshot, JobStatus] | None = None
+        self._last_reconcile: tuple[JobSnapshot, JobStatus] | None = None
         self._counts: dict[_Key, float] = {}
         self._durations: dict[str, _Durations] = {}
         self._incident_seconds: dict[str, float] = {}
-        self._newest: dict[str, tuple[Checkpoint, float]] = {}
+        self._newest_complete_by_tier: dict[str, tuple[Checkpoint, float]] = {}
         """By tier: its newest complete checkpoint, and when it was first observed to be complete."""
         self._copies: int | None = None
         """Copies of the newest complete checkpoint, the minimum over its ranks; None: not known yet."""
@@ -184,15 +190,15 @@ class JobMetrics:
         """Slowdown of the worst straggler of the newest committed generation; None: none was committed yet."""
         self._name: _JobName | None = None
         """Name under which the metrics are exported."""
-        self._shares: tuple[MemoryServerBudget, ...] = ()
+        self._memory_budgets: tuple[MemoryServerBudget, ...] = ()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
     def update_gauges(self, snapshot: JobSnapshot, status: JobStatus, maintenance: MaintenancePlan | None) -> None:
         """Exports this reconcile from now on; `maintenance` is None if none was planned."""
-        self._begin_counters(status)
+        self._start_counters_at_zero(status)
         if maintenance is not None:
             self._copies = maintenance.copies if _has_committed(status) else self._copies
-            self._shares = maintenance.shares or self._shares
+            self._memory_budgets = maintenance.memory_budgets or self._memory_budgets
             self._count(uploads_abandoned, sum(e.reason == reasons.UPLOAD_ABANDONED for e in maintenance.events))
             unrecoverable = frozenset(h.checkpoint for h in maintenance.unrecoverable)
             self._count(incomplete, len(unrecoverable - self._unrecoverable))
@@ -201,36 +207,38 @@ class JobMetrics:
             # kept while the next generation is claimed: a series that vanishes at each restart breaks its graph
             self._slowdown_ratio = max((straggler.slowdown_ratio for straggler in status.stragglers), default=1.0)
         for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.last_uploaded)):
-            if checkpoint is not None and (tier not in self._newest or self._newest[tier][0] != checkpoint):
-                self._newest[tier] = checkpoint, snapshot.now_seconds
-        self._last = snapshot, status
+            if checkpoint is not None and (
+                tier not in self._newest_complete_by_tier or self._newest_complete_by_tier[tier][0] != checkpoint
+            ):
+                self._newest_complete_by_tier[tier] = checkpoint, snapshot.now_seconds
+        self._last_reconcile = snapshot, status
         self._export(snapshot.job)
 
     def count_changes(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
         """Counts the incidents, restarts and rollbacks that a status just written adds."""
-        self._begin_counters(new)
+        self._start_counters_at_zero(new)
         if new.restarts > old.restarts and new.incidents:
             self._count(restarts, new.restarts - old.restarts, new.incidents[-1].kind)
         self._count(rollbacks, new.rollback_count - old.rollback_count)
-        committed_before = {_name(i) for i in old.incidents if i.committed_seconds is not None}
-        recovered_before = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
+        committed_before = {_incident_key(i) for i in old.incidents if i.committed_seconds is not None}
+        recovered_before = {_incident_key(i) for i in old.incidents if i.first_step_seconds is not None}
         for incident in new.incidents:
             # Count an incident when it is committed: before that, its kind may still change.
-            if incident.committed_seconds is not None and _name(incident) not in committed_before:
+            if incident.committed_seconds is not None and _incident_key(incident) not in committed_before:
                 self._count(incidents, 1, incident.kind)
                 self._incident_seconds[incident.kind] = incident.detected_seconds
-            if incident.first_step_seconds is not None and _name(incident) not in recovered_before:
+            if incident.first_step_seconds is not None and _incident_key(incident) not in recovered_before:
                 self._count_recovery(incident)
         self._export(job)
 
-    def forget(self) -> None:
+    def stop_export(self) -> None:
         """Ends the export: the job ended or this replica no longer leads it."""
         if self._name is not None:
-            job_collector.forget(self._name, self)
+            job_collector.unregister(self._name, self)
 
     def _export(self, job: TrainingJob) -> None:
         self._name = job.namespace, job.name
-        job_collector.show(self._name, self)
+        job_collector.register(self._name, self)
 
     def series(self) -> Iterator[_Series]:
         """Yields the job's current series."""
@@ -241,14 +249,14 @@ class JobMetrics:
             yield recovery_seconds, (recovery_phase,), durations
         for kind, detected_seconds in self._incident_seconds.copy().items():
             yield incident_seconds, (kind,), detected_seconds
-        if self._last is not None:
-            snapshot, status = self._last
+        if self._last_reconcile is not None:
+            snapshot, status = self._last_reconcile
             time_spent = seconds_spent(status.time_spent, snapshot.now_seconds)
-            yield from self._series_while_it_exists(snapshot, status, time_spent)
-            if not _is_over(status):
-                yield from self._series_until_it_ends(snapshot, status, time_spent)
+            yield from self._series_of_any_job(snapshot, status, time_spent)
+            if not _has_ended(status):
+                yield from self._series_of_active_job(snapshot, status, time_spent)
 
-    def _series_while_it_exists(
+    def _series_of_any_job(
         self, snapshot: JobSnapshot, status: JobStatus, time_spent: Mapping[str, float]
     ) -> Iterator[_Series]:
         membership = status.membership
@@ -264,7 +272,7 @@ class JobMetrics:
         if goodput_now is not None:
             yield goodput_ratio, (), goodput_now
 
-    def _series_until_it_ends(
+    def _series_of_active_job(
         self, snapshot: JobSnapshot, status: JobStatus, time_spent: Mapping[str, float]
     ) -> Iterator[_Series]:
         for category, seconds in time_spent.items():
@@ -283,10 +291,12 @@ class JobMetrics:
         )
         if self._copies is not None:
             yield copies, (), self._copies
-        for family, bytes_by_node in zip((memory_needed, memory_available), _memory_by_node(self._shares), strict=True):
+        for family, bytes_by_node in zip(
+            (memory_needed, memory_available), _memory_by_node(self._memory_budgets), strict=True
+        ):
             for node, node_bytes in bytes_by_node.items():
                 yield family, (node,), node_bytes
-        for tier, (checkpoint, at_seconds) in self._newest.copy().items():
+        for tier, (checkpoint, at_seconds) in self._newest_complete_by_tier.copy().items():
             yield complete_step, (tier,), checkpoint.step
             yield complete_seconds, (tier,), at_seconds
         yield from _interval_series(snapshot.job, status)
@@ -295,9 +305,9 @@ class JobMetrics:
         if status.last_good is not None:
             yield good_step, (), status.last_good.step
 
-    def _begin_counters(self, status: JobStatus) -> None:
+    def _start_counters_at_zero(self, status: JobStatus) -> None:
         """Starts all counters at 0 once the job has trained: a thousand waiting jobs export no zeros."""
-        if not self._durations and _may_count(status):
+        if not self._durations and _has_history(status):
             self._counts, self._durations = _COUNTERS_AT_ZERO | self._counts, dict(_DURATIONS_AT_ZERO)
 
     def _count(self, family: JobFamily, amount: float, *labels: str) -> None:
@@ -313,7 +323,7 @@ class JobMetrics:
             incident.committed_seconds,
             incident.first_step_seconds,
         )
-        for recovery_phase, at_seconds in zip(_RECOVERY, phase_ends, strict=True):
+        for recovery_phase, at_seconds in zip(_RECOVERY_PHASES, phase_ends, strict=True):
             if at_seconds is not None:
                 seconds = max(0.0, at_seconds - incident.detected_seconds)
                 total, *counts = self._durations[recovery_phase]
@@ -322,7 +332,7 @@ class JobMetrics:
         self._count(lost_steps, incident.steps_lost or 0)
 
 
-def _rendered(family: JobFamily, series: Iterable[tuple[Labels, float | _Durations]]) -> Metric:
+def _build_metric_family(family: JobFamily, series: Iterable[tuple[Labels, float | _Durations]]) -> Metric:
     if family.kind == "histogram":
         histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
         for labels, durations in series:
@@ -370,21 +380,21 @@ def _memory_by_node(budgets: Iterable[MemoryServerBudget]) -> tuple[Counter[str]
     return needed, available
 
 
-def _is_over(status: JobStatus) -> bool:
+def _has_ended(status: JobStatus) -> bool:
     return status.phase in ("Complete", "Failed")
 
 
 def _has_committed(status: JobStatus) -> bool:
-    return status.membership is not None and status.membership.state == "Committed" and not _is_over(status)
+    return status.membership is not None and status.membership.state == "Committed" and not _has_ended(status)
 
 
-def _may_count(status: JobStatus) -> bool:
+def _has_history(status: JobStatus) -> bool:
     """Returns whether the job has trained, or had an incident before it could."""
     committed = status.membership is not None and status.membership.state == "Committed"
     return committed or bool(status.lineage or status.incidents)
 
 
-def _name(incident: Incident) -> tuple[int, float]:
+def _incident_key(incident: Incident) -> tuple[int, float]:
     return incident.generation, incident.detected_seconds
 
 
@@ -394,18 +404,18 @@ class JobCollector(Collector):
     def __init__(self) -> None:
         self._jobs: dict[_JobName, JobMetrics] = {}
 
-    def show(self, name: _JobName, job_metrics: JobMetrics) -> None:
+    def register(self, name: _JobName, job_metrics: JobMetrics) -> None:
         """Exports the job's metrics; they replace those of an earlier job of the same name."""
         self._jobs[name] = job_metrics
 
-    def forget(self, name: _JobName, job_metrics: JobMetrics) -> None:
+    def unregister(self, name: _JobName, job_metrics: JobMetrics) -> None:
         """Ends the export of these metrics, unless a later job of the same name has replaced them."""
         if self._jobs.get(name) is job_metrics:
             del self._jobs[name]
 
     def describe(self) -> Iterator[Metric]:
         """Declares the families without series, so that no other collector can register their names."""
-        return (_rendered(family, ()) for family in FAMILIES)
+        return (_build_metric_family(family, ()) for family in FAMILIES)
 
     def collect(self) -> Iterator[Metric]:
         series: dict[JobFamily, list[tuple[Labels, float | _Durations]]] = {family: [] for family in FAMILIES}
@@ -413,7 +423,7 @@ class JobCollector(Collector):
             for family, labels, value in job_metrics.series():
                 series[family].append(((*name, *labels), value))
         for family in FAMILIES:
-            yield _rendered(family, series.pop(family))
+            yield _build_metric_family(family, series.pop(family))
 
 
 job_collector = JobCollector()

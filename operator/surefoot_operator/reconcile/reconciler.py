@@ -21,14 +21,14 @@ from surefoot.protocol.text import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, reasons
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after, scope_after
+from surefoot_operator.coordinator.desired_messages import DesiredState, update_desired_state, update_scope
 from surefoot_operator.errors import (
     InvariantViolation,
     JobRejected,
     NotLeader,
     PlatformError,
+    ReadForbidden,
     StatusConflict,
-    ViewRefused,
 )
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer, ObservedNode, ObservedWorker
 from surefoot_operator.platforms.interface import PlatformSnapshot
@@ -37,14 +37,14 @@ from surefoot_operator.policy.core.facts import topology_of
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, judge_job_safety, rejected_safety
 from surefoot_operator.policy.membership.lifecycle import is_idle, status_with_rejection, status_without_rejection
-from surefoot_operator.policy.membership.planned_change import data_lost_with_node
-from surefoot_operator.policy.membership.restore_decisions import Going
+from surefoot_operator.policy.membership.planned_change import describe_data_lost_with_node
+from surefoot_operator.policy.membership.restore_decisions import DropsInProgress
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
-from surefoot_operator.policy.report.blockers import refusal_events, unplanned, with_refused_records
+from surefoot_operator.policy.report.blockers import rejected_call_events, status_without_plan, with_rejected_records
 from surefoot_operator.policy.report.status_conditions import update_contents
-from surefoot_operator.reconcile.apply_plan import apply_maintenance, apply_plan, repairing
-from surefoot_operator.reconcile.build_snapshot import Dependencies, build_snapshot, ranks_of, worker_ids
+from surefoot_operator.reconcile.apply_plan import apply_maintenance, apply_plan, saves_in_repair
+from surefoot_operator.reconcile.build_snapshot import Dependencies, build_snapshot, count_ranks, expected_worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
@@ -64,19 +64,19 @@ class PlanLog:
     """Logs the plans of one job, without repeating itself."""
 
     def __init__(self) -> None:
-        self._logged = self._logged_actions = ""
-        self._without: tuple[int, int] | None = None
+        self._last_plan_line = self._last_maintenance_text = ""
+        self._last_unrecoverable: tuple[int, int] | None = None
 
     def log_changes(self, new_plan: Plan, maintenance: MaintenancePlan | None, status: JobStatus) -> None:
         """Logs how the plan and its maintenance differ from those logged last."""
         action_text, membership_text = _join_actions(new_plan.actions), _describe_membership(status)
         plan_line = f"{new_plan.reason}{': ' if action_text else ''}{action_text}"
-        if plan_line != self._logged:
-            self._logged = plan_line
+        if plan_line != self._last_plan_line:
+            self._last_plan_line = plan_line
             log.info("[%s] %s", membership_text, plan_line)
         maintenance_text = _join_actions(maintenance.actions if maintenance is not None else ())
-        if maintenance_text != self._logged_actions:
-            self._logged_actions = maintenance_text
+        if maintenance_text != self._last_maintenance_text:
+            self._last_maintenance_text = maintenance_text
             # Every few saves lead to drops: they are logged for debugging only.
             only_drops = maintenance is None or all(isinstance(e, DropSaves) for e in maintenance.actions)
             log.log(
@@ -85,8 +85,8 @@ class PlanLog:
 
         for unrecoverable in maintenance.unrecoverable if maintenance is not None else ():
             # Log it once a generation and worker, not for each checkpoint that the worker failed to save.
-            if (unrecoverable.checkpoint.generation, unrecoverable.worker) != self._without:
-                self._without = (unrecoverable.checkpoint.generation, unrecoverable.worker)
+            if (unrecoverable.checkpoint.generation, unrecoverable.worker) != self._last_unrecoverable:
+                self._last_unrecoverable = (unrecoverable.checkpoint.generation, unrecoverable.worker)
                 log.info(
                     "[%s] %s: the other ranks' saves of such checkpoints are dropped",
                     membership_text,
@@ -113,16 +113,16 @@ def _describe_membership(status: JobStatus) -> str:
 # loop from reading the messages they wait for. A thousand idle jobs that were polled every two seconds for missed
 # changes used a third of a core for nothing.
 
-GATHERING_SECONDS = 0.005
+MIN_BATCHING_SECONDS = 0.005
 """Messages about one incident arrive within this time, and one plan answers all of them."""
-COSTS_GATHERED = 6.0
+BATCHING_COST_RATIO = 6.0
 """While messages keep arriving they are batched for this many times the duration of a decision: the event loop reads
 them."""
-MAX_GATHERING_SECONDS = 0.15
+MAX_BATCHING_SECONDS = 0.15
 """Upper limit on batching: on a busy machine decisions take long, and recovery must not wait for that."""
 IDLE_POLL_SECONDS = 10.0
 """An idle job is polled at least this often, because a safety judgement older than 15 s cannot permit an eviction."""
-EVENED = 0.4
+IDLE_JITTER_RATIO = 0.4
 """Share of an idle sleep that is random: jobs that started together would otherwise be polled together forever, and
 delay other jobs that have changes."""
 
@@ -132,25 +132,25 @@ class ReconcilePacer:
 
     def __init__(self) -> None:
         self._decision_seconds = 0.0
-        self._still = 0
+        self._idle_poll_count = 0
 
-    def record_cost(self, seconds: float) -> None:
+    def record_decision_seconds(self, seconds: float) -> None:
         """Records how long the newest decision took."""
         self._decision_seconds = seconds
 
-    def record_idle_poll(self, woken: bool, still: bool) -> None:
+    def record_poll(self, woken: bool, still: bool) -> None:
         """Counts the polls in a row that found nothing.
 
         Args:
             woken: A change woke the loop, so this reconcile was no poll.
             still: The reconcile changed no status and requested no action.
         """
-        self._still = 0 if woken or not still else self._still + 1
+        self._idle_poll_count = 0 if woken or not still else self._idle_poll_count + 1
 
     @property
-    def gathering_seconds(self) -> float:
+    def batching_seconds(self) -> float:
         """How long to batch changes while they keep arriving."""
-        return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MAX_GATHERING_SECONDS))
+        return max(MIN_BATCHING_SECONDS, min(BATCHING_COST_RATIO * self._decision_seconds, MAX_BATCHING_SECONDS))
 
     def sleep_seconds(self, longest_seconds: float, chance: float) -> float:
         """Returns how long to sleep if no change wakes the loop.
@@ -160,8 +160,8 @@ class ReconcilePacer:
                 `IDLE_POLL_SECONDS`.
             chance: A random number between 0 and 1 that shortens an idle sleep.
         """
-        idle_seconds = min(longest_seconds * 2.0 ** min(self._still, 10), IDLE_POLL_SECONDS)
-        return max(longest_seconds, idle_seconds * (1.0 - EVENED * chance))
+        idle_seconds = min(longest_seconds * 2.0 ** min(self._idle_poll_count, 10), IDLE_POLL_SECONDS)
+        return max(longest_seconds, idle_seconds * (1.0 - IDLE_JITTER_RATIO * chance))
 
 
 # ---- ages of workers -------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class WorkerAges:
     """Measures the ages of one job's workers since this operator first observed each."""
 
     def __init__(self) -> None:
-        self._first_observed_seconds: dict[str, tuple[ObservedWorker, ObservedWorker]] | None = None
+        self._workers_by_uid: dict[str, tuple[ObservedWorker, ObservedWorker]] | None = None
         """By uid: a worker as last observed, and the same with the local creation time. None before the first call.
         An unchanged worker yields the same object again."""
 
@@ -182,7 +182,7 @@ class WorkerAges:
         A worker that appears after the first call was created now. Those of the first call keep the platform's time,
         but not a time in the future.
         """
-        previous, self._first_observed_seconds = self._first_observed_seconds, {}
+        previous, self._workers_by_uid = self._workers_by_uid, {}
         aged_workers = []
         for worker in workers:
             last_observed, aged = (previous or {}).get(worker.uid, (None, None))
@@ -191,7 +191,7 @@ class WorkerAges:
                 aged = replace(worker, created_seconds=created_seconds)
             elif last_observed is not worker:
                 aged = replace(worker, created_seconds=aged.created_seconds)
-            self._first_observed_seconds[worker.uid] = worker, aged
+            self._workers_by_uid[worker.uid] = worker, aged
             aged_workers.append(aged)
         return tuple(aged_workers)
 
@@ -209,7 +209,7 @@ class SnapshotReuse:
         self._nodes: tuple[ObservedNode, ...] = ()
         self._servers: tuple[ObservedMemoryServer, ...] = ()
 
-    def of(self, snapshot: JobSnapshot) -> JobSnapshot:
+    def reuse_equal_parts(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Returns the snapshot with parts that equal the last ones replaced by these."""
         if snapshot.workers != self._workers:
             self._workers = snapshot.workers
@@ -222,9 +222,9 @@ class SnapshotReuse:
 
 # ---- reconciler ------------------------------------------------------------------------------------------------------
 
-_SUSPENDED_SECONDS = 0.25
+_NOT_LEADER_RETRY_SECONDS = 0.25
 """Wait before a replica that lost its lease tries again."""
-_NOTICE_CHARACTERS = 900
+_MAX_NOTICE_CHARACTERS = 900
 """Longest part of an event that comes from an agent or an error; Kubernetes limits the event's message to 1024."""
 
 
@@ -235,105 +235,107 @@ class Reconciler:
         self._dependencies = dependencies
         self._term_seconds = dependencies.clock()
         self._wake = asyncio.Event()
-        self._later: asyncio.TimerHandle | None = None
-        self._background = TaskSet(_background_failed)
+        self._delayed_wake: asyncio.TimerHandle | None = None
+        self._background = TaskSet(_on_background_failure)
         self.calls = WorkerCalls(dependencies.clock, self.wake)
         self._tier_failures = TierFailureEvents()
-        self._ages = WorkerAges()
-        self._steady = SnapshotReuse()
-        self.recorder = EventRecorder(dependencies.platform.record, time.monotonic)
+        self._worker_ages = WorkerAges()
+        self._snapshot_reuse = SnapshotReuse()
+        self.recorder = EventRecorder(dependencies.platform.record_events, time.monotonic)
         self._job_metrics = JobMetrics()
-        self._round_log = PlanLog()
-        self._pace = ReconcilePacer()
+        self._plan_log = PlanLog()
+        self._pacer = ReconcilePacer()
         self._woken_by_change = True
         """Whether a change, not a timer, started the current reconcile."""
         self._desired: DesiredState | None = None
-        self._pinned: Checkpoint | None = None
-        self._pending_deletions: Going = {}
-        self._marked: tuple[int, Checkpoint] | None = None
+        self._pinned_upload: Checkpoint | None = None
+        self._pending_deletions: DropsInProgress = {}
+        self._written_watermark: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
-        self._written = self._swept = float("-inf")
+        self._status_write_seconds = self._gc_start_seconds = float("-inf")
         self._progress_writes_from: float | None = None
-        self._rejection = ""
-        self._refusals_told: Mapping[ApiCall, float] = {}
-        self._began: float | None = None
+        self._reported_rejection = ""
+        self._reported_refusals: Mapping[ApiCall, float] = {}
+        self._reconcile_start_seconds: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could lose a memory server, as of the last reconcile; None before the first."""
-        self._shown: PlatformSnapshot | None = None
+        self._last_observed: PlatformSnapshot | None = None
         """The last observation of the platform; None before the first."""
-        self._last: tuple[JobSnapshot, JobStatus] | None = None
+        self._last_reconcile: tuple[JobSnapshot, JobStatus] | None = None
         """Snapshot and resulting status of the last reconcile."""
-        self._longest = dependencies.settings.max_sleep_seconds
+        self._max_sleep_seconds = dependencies.settings.max_sleep_seconds
 
     @property
-    def round_seconds(self) -> float:
+    def current_reconcile_seconds(self) -> float:
         """How long the current reconcile has been running; 0 between two."""
-        return 0.0 if self._began is None else time.perf_counter() - self._began
+        return 0.0 if self._reconcile_start_seconds is None else time.perf_counter() - self._reconcile_start_seconds
 
     def data_lost_with_node(self, node: str) -> str:
         """Describes the data that the job would lose with a node; empty: none."""
-        if self._last is None:
+        if self._last_reconcile is None:
             safety = self.safety
-            return "it was not reconciled yet" if safety is None else "" if safety.safe else safety.reason
-        return data_lost_with_node(*self._last, node, self._dependencies.clock())
+            return "it was not reconciled yet" if safety is None else "" if safety.is_safe else safety.reason
+        return describe_data_lost_with_node(*self._last_reconcile, node, self._dependencies.clock())
 
     def wake(self, urgent: bool = True) -> None:
         """Wakes the loop: at once if urgent, otherwise after a short delay that lets more changes arrive."""
         if urgent:
             self._wake.set()
-        elif self._later is None:
+        elif self._delayed_wake is None:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(self._dependencies.settings.notice_seconds, self._wake.set)
+            self._delayed_wake = loop.call_later(self._dependencies.settings.batch_seconds, self._wake.set)
 
     async def run(self) -> None:
         """Reconciles until cancelled."""
-        watch_task = asyncio.create_task(self._watch(), name="platform changes")
+        watch_task = asyncio.create_task(self._watch_platform(), name="platform changes")
         failures = 0
         try:
             while True:
                 self._wake.clear()
-                if self._later is not None:
-                    self._later.cancel()
-                    self._later = None
+                if self._delayed_wake is not None:
+                    self._delayed_wake.cancel()
+                    self._delayed_wake = None
                 try:
-                    sleep_seconds = await self._in_turn()
+                    sleep_seconds = await self._reconcile_within_limit()
                     failures = 0
-                    self._tell_refusals()
+                    self._record_refused_calls()
                 except NotLeader:
-                    await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
+                    await asyncio.sleep(
+                        _NOT_LEADER_RETRY_SECONDS
+                    )  # the lease is renewed soon, or this loop is cancelled
                     continue
                 except StatusConflict as conflict:
                     log.info("%s", conflict)
-                    sleep_seconds = self._backoff(failures := failures + 1)
+                    sleep_seconds = self._backoff_seconds(failures := failures + 1)
                 except Exception as error:  # noqa: BLE001  an error of any kind must not end the job's loop
                     failures += 1
                     self._woken_by_change = True
-                    self._report(error, failures)
-                    self._tell_refusals()
-                    await self._stop_by_name(error)
-                    sleep_seconds = self._backoff(failures)
+                    self._log_failure(error, failures)
+                    self._record_refused_calls()
+                    await self._report_unprocessable_job(error)
+                    sleep_seconds = self._backoff_seconds(failures)
                     await asyncio.sleep(sleep_seconds)
                     continue
-                await self._sleep(sleep_seconds)
+                await self._sleep_until_woken(sleep_seconds)
         finally:
             # Before the first await, so that no scrape reads a job that this replica no longer leads.
-            self._job_metrics.forget()
+            self._job_metrics.stop_export()
             watch_task.cancel()
             await asyncio.gather(watch_task, return_exceptions=True)
-            if self._later is not None:
-                self._later.cancel()
+            if self._delayed_wake is not None:
+                self._delayed_wake.cancel()
             await self.recorder.close()
             await self.calls.close()
             await self._background.close()
 
-    async def _in_turn(self) -> float:
+    async def _reconcile_within_limit(self) -> float:
         """Reconciles once the limit on concurrent reconciles allows it, and measures the duration."""
-        async with self._dependencies.turns:
-            start_seconds = self._began = time.perf_counter()
+        async with self._dependencies.reconcile_limiter:
+            start_seconds = self._reconcile_start_seconds = time.perf_counter()
             try:
                 return await self.reconcile()
             finally:
-                self._began = None
+                self._reconcile_start_seconds = None
                 metrics.reconcile_seconds.observe(time.perf_counter() - start_seconds)
 
     async def reconcile(self) -> float:
@@ -350,42 +352,44 @@ class Reconciler:
         dependencies = self._dependencies
         # Observe the job. One with an unreadable spec gets no plan: its status shows why, and an edit wakes the loop.
         try:
-            observed, calls = await self.calls.await_with_calls(dependencies.platform.observe())
+            observed, calls = await self.calls.observe_with_calls(dependencies.platform.observe())
         except JobRejected as rejection:
-            return await self._reject(rejection)
-        except ViewRefused as rejection:
-            await self._say_unplanned(rejection)
+            return await self._report_rejected_job(rejection)
+        except ReadForbidden as rejection:
+            await self._report_unplanned_job(rejection)
             raise
-        self._shown = observed
-        observed = replace(observed, workers=self._ages.with_local_ages(observed.workers, dependencies.clock()))
+        self._last_observed = observed
+        observed = replace(observed, workers=self._worker_ages.with_local_ages(observed.workers, dependencies.clock()))
         # Admit agents of existing workers, and send servers and agents the stored status, as a new leader must.
-        dependencies.channel.set_expected_workers(worker_ids(observed.workers, calls.creates))
-        self._follow(observed, observed.status)
-        snapshot = self._steady.of(await build_snapshot(dependencies, observed, self._term_seconds, calls))
+        dependencies.channel.set_expected_workers(expected_worker_ids(observed.workers, calls.creates))
+        self._update_servers_and_agents(observed, observed.status)
+        snapshot = self._snapshot_reuse.reuse_equal_parts(
+            await build_snapshot(dependencies, observed, self._term_seconds, calls)
+        )
         # Plan. Maintenance is planned on the new status, and only if the membership stays the same.
         plan_start_seconds = time.thread_time()
         new_plan = plan(snapshot)
         check_plan(new_plan, snapshot)
         membership_changed = new_plan.status.membership != snapshot.status.membership
-        maintenance = None if membership_changed else self._maintenance(snapshot, new_plan)
-        self._pace.record_cost(time.thread_time() - plan_start_seconds)
+        maintenance = None if membership_changed else self._plan_maintenance(snapshot, new_plan)
+        self._pacer.record_decision_seconds(time.thread_time() - plan_start_seconds)
         status = new_plan.status if maintenance is None else maintenance.status
         events = (*new_plan.events, *(maintenance.events if maintenance is not None else ()))
         # Write the status before applying anything: the new generation is the fence. Agents get it only once stored.
-        progress_wait_seconds = await self._write(
+        progress_wait_seconds = await self._write_status(
             snapshot, status, bool(events), snapshot.status != status_without_rejection(observed.status)
         )
         if not progress_wait_seconds:
-            self._follow(observed, status)
+            self._update_servers_and_agents(observed, status)
         idle = (
             status == snapshot.status and not new_plan.actions and not (maintenance is not None and maintenance.actions)
         )
-        self._pace.record_idle_poll(self._woken_by_change, still=idle)
+        self._pacer.record_poll(self._woken_by_change, still=idle)
         # Publish the metrics, the log line and whether this job can lose a memory server.
-        self._last = snapshot, status
+        self._last_reconcile = snapshot, status
         self.safety = judge_job_safety(snapshot, status, maintenance)
         self._job_metrics.update_gauges(snapshot, status, maintenance)
-        self._round_log.log_changes(new_plan, maintenance, snapshot.status)
+        self._plan_log.log_changes(new_plan, maintenance, snapshot.status)
         # Flush events before the finalizer is removed: the job, and this loop with it, may be deleted right after.
         if SetFinalizer(False) in new_plan.actions:
             self.recorder.record(events)
@@ -395,9 +399,9 @@ class Reconciler:
         new_snapshot = replace(snapshot, status=status)
         errors = await apply_plan(dependencies, self.calls, new_plan.actions, new_snapshot)
         if maintenance is not None:
-            self._maintain(maintenance, replace(new_snapshot, uploads=new_plan.uploads))
+            self._apply_maintenance(maintenance, replace(new_snapshot, upload_now=new_plan.uploads))
         self.recorder.record(events)
-        self.recorder.record(self._notices(), of_agents=True)
+        self.recorder.record(self._agent_events(), of_agents=True)
         if errors:
             raise errors[0]
         # Sleep until the earliest time that the plan, the maintenance or a delayed progress write needs.
@@ -408,10 +412,10 @@ class Reconciler:
         ]
         return min([w for w in wakes if w is not None], default=math.inf)
 
-    async def _reject(self, rejection: JobRejected) -> float:
+    async def _report_rejected_job(self, rejection: JobRejected) -> float:
         """Leaves a job that cannot be run as it is, and reports why once; an edit wakes the loop."""
         dependencies, old_status = self._dependencies, rejection.status
-        self._last, self.safety = None, rejected_safety(old_status, dependencies.clock())
+        self._last_reconcile, self.safety = None, rejected_safety(old_status, dependencies.clock())
         if rejection.being_deleted:
             # An unreadable spec does not show which data to delete, and must not block the job's deletion forever.
             await dependencies.platform.set_finalizer(False)
@@ -421,36 +425,36 @@ class Reconciler:
             )
             if status != old_status:
                 await dependencies.platform.patch_status(status, old_status)
-        if rejection.reason != self._rejection:
-            self._rejection = rejection.reason
+        if rejection.reason != self._reported_rejection:
+            self._reported_rejection = rejection.reason
             self.recorder.record((Event(reasons.JOB_SPEC_REJECTED, rejection.reason, warning=True),))
-        return dependencies.settings.rest_seconds
+        return dependencies.settings.max_idle_sleep_seconds
 
-    async def _say_unplanned(self, rejection: ViewRefused) -> None:
+    async def _report_unplanned_job(self, rejection: ReadForbidden) -> None:
         """Reports in the status that the job is not planned; without that, it would appear to run normally."""
         dependencies, old_status = self._dependencies, rejection.status
         if old_status is not None:
-            status = unplanned(old_status, dependencies.platform.refused_calls(), dependencies.clock())
+            status = status_without_plan(old_status, dependencies.platform.rejected_calls(), dependencies.clock())
             if status != old_status:
                 await dependencies.platform.patch_status(status, old_status)
 
-    def _tell_refusals(self) -> None:
+    def _record_refused_calls(self) -> None:
         """Records events about rejected API calls, which usually works even when the status cannot be written."""
-        refused_calls = self._dependencies.platform.refused_calls()
-        refusals = refusal_events(refused_calls, self._refusals_told, time.monotonic())
-        self._refusals_told = refusals.told
+        refused_calls = self._dependencies.platform.rejected_calls()
+        refusals = rejected_call_events(refused_calls, self._reported_refusals, time.monotonic())
+        self._reported_refusals = refusals.reported_seconds
         self.recorder.record(refusals.events)
 
-    async def _stop_by_name(self, error: Exception) -> None:
+    async def _report_unprocessable_job(self, error: Exception) -> None:
         """Reports on the job itself that its records cannot be processed; the operator's log alone names no job.
 
         The job is not planned until a reconcile succeeds. Its training continues.
         """
-        if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._shown is None:
+        if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._last_observed is None:
             return
-        reason = f"Surefoot cannot plan this job: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
-        status = self._shown.status
-        stopped_status = with_refused_records(status, (reason,), self._dependencies.clock())
+        reason = f"Surefoot cannot plan this job: {type(error).__name__}: {shorten(str(error), _MAX_NOTICE_CHARACTERS)}"
+        status = self._last_observed.status
+        stopped_status = with_rejected_records(status, (reason,), self._dependencies.clock())
         if stopped_status == status:
             return
         self.recorder.record((Event(reasons.RECORDS_REJECTED, reason, warning=True),))
@@ -459,7 +463,7 @@ class Reconciler:
         except Exception as write_error:  # noqa: BLE001  memory may run out again, and nothing here may end the loop
             log.warning("cannot write `%s` to the job's status: %s", reason, write_error)
 
-    async def _write(self, snapshot: JobSnapshot, status: JobStatus, must: bool, ahead: bool) -> float:
+    async def _write_status(self, snapshot: JobSnapshot, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed and the write is due.
 
         Args:
@@ -473,26 +477,29 @@ class Reconciler:
         """
         stored_status = snapshot.status
         # Fix the time at the first reconcile, even if nothing is written then.
-        self._settles_at(stored_status, time.monotonic())
+        self._progress_write_start(stored_status, time.monotonic())
         if status == stored_status and not must and not ahead:
             return 0.0
-        if not must and not ahead and _is_progress_only(stored_status, status) == stored_status:
+        if not must and not ahead and _with_old_progress(stored_status, status) == stored_status:
             now = time.monotonic()
             delay_seconds = (
-                max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(stored_status, now))
+                max(
+                    self._status_write_seconds + self._dependencies.settings.progress_interval_seconds,
+                    self._progress_write_start(stored_status, now),
+                )
                 - now
             )
             if delay_seconds > 0:
                 return delay_seconds
-            if (wait_seconds := self._dependencies.pace.wait_seconds(now)) > 0:
+            if (wait_seconds := self._dependencies.status_write_limiter.wait_seconds(now)) > 0:
                 return wait_seconds
         if status != stored_status or ahead:
             await self._dependencies.platform.patch_status(update_contents(snapshot, status), stored_status)
-            self._written = time.monotonic()
+            self._status_write_seconds = time.monotonic()
             self._job_metrics.count_changes(stored_status, status, snapshot.job)
         return 0.0
 
-    def _settles_at(self, stored_status: JobStatus, now: float) -> float:
+    def _progress_write_start(self, stored_status: JobStatus, now: float) -> float:
         """Returns when progress may be written: a new leader first waits until agents have reported to it again.
 
         Until then it would overwrite the former leader's progress with less. Seconds of the monotonic clock.
@@ -503,69 +510,73 @@ class Reconciler:
             )
         return self._progress_writes_from
 
-    def _follow(self, observed: PlatformSnapshot, status: JobStatus) -> None:
+    def _update_servers_and_agents(self, observed: PlatformSnapshot, status: JobStatus) -> None:
         """Updates the memory servers' monitors and the agents to the stored status."""
         dependencies, idle = self._dependencies, is_idle(observed.job, status, observed.workers)
-        self._longest = dependencies.settings.rest_seconds if idle else dependencies.settings.max_sleep_seconds
+        self._max_sleep_seconds = (
+            dependencies.settings.max_idle_sleep_seconds if idle else dependencies.settings.max_sleep_seconds
+        )
         if status.memory_cleared:
-            dependencies.memory.pause(status)
+            dependencies.memory.pause_monitoring(status)
         else:
             size_limit_bytes = observed.job.spec.checkpoint.memory.size_limit_bytes
-            dependencies.memory.update(observed.servers, status, idle, size_limit_bytes, ranks_of(observed, status))
-        dependencies.channel.bound(ranks_of(observed, status))
+            dependencies.memory.update(observed.servers, status, idle, size_limit_bytes, count_ranks(observed, status))
+        dependencies.channel.limit_listings(count_ranks(observed, status))
         generation = status.membership.generation if status.membership is not None else 0
         replicas = observed.job.spec.checkpoint.memory.replicas
         usable_servers = dependencies.memory.usable_servers(generation)
         token = dependencies.generation_token(generation)
         old_scope = self._desired.scope if self._desired is not None else None
-        scope = scope_after(old_scope, status, dependencies.memory.observed_servers)
+        scope = update_scope(old_scope, status, dependencies.memory.observed_servers)
         topology = topology_of(observed.nodes, observed.job.uid)
-        self._desired = desired_state_after(self._desired, status, usable_servers, replicas, token, scope, topology)
-        dependencies.channel.apply_state(self._desired)
+        self._desired = update_desired_state(self._desired, status, usable_servers, replicas, token, scope, topology)
+        dependencies.channel.apply_desired_state(self._desired)
 
-    def _maintenance(self, snapshot: JobSnapshot, new_plan: Plan) -> MaintenancePlan:
+    def _plan_maintenance(self, snapshot: JobSnapshot, new_plan: Plan) -> MaintenancePlan:
         return plan_maintenance(
-            replace(snapshot, status=new_plan.status, uploads=new_plan.uploads), self._pinned, self._pending_deletions
+            replace(snapshot, status=new_plan.status, upload_now=new_plan.uploads),
+            self._pinned_upload,
+            self._pending_deletions,
         )
 
-    def _maintain(self, maintenance: MaintenancePlan, snapshot: JobSnapshot) -> None:
+    def _apply_maintenance(self, maintenance: MaintenancePlan, snapshot: JobSnapshot) -> None:
         dependencies, membership = self._dependencies, snapshot.status.membership
-        self._pinned, self._pending_deletions, self._watermark = (
+        self._pinned_upload, self._pending_deletions, self._watermark = (
             maintenance.pinned,
             maintenance.pending_deletions,
             maintenance.watermark,
         )
-        if membership is None or (membership.state != "Committed" and not snapshot.uploads):
+        if membership is None or (membership.state != "Committed" and not snapshot.upload_now):
             return
         apply_maintenance(dependencies, maintenance.actions, snapshot, self._background)
         if membership.state != "Committed":
             return
         watermark = (membership.generation, maintenance.watermark) if maintenance.watermark is not None else None
-        if watermark is not None and watermark != self._marked:
+        if watermark is not None and watermark != self._written_watermark:
             generation, checkpoint = watermark
             if self._background.start_once(
                 "watermark", lambda: dependencies.memory.set_watermark(checkpoint, generation)
             ):
-                self._marked = watermark
+                self._written_watermark = watermark
         # Garbage-collect in the background what no index entry names, except saves that agents are copying now.
-        if time.monotonic() - self._swept >= dependencies.settings.memory.gc_interval_seconds:
-            self._swept = time.monotonic()
-            busy_saves = repairing(dependencies.channel.sessions)
+        if time.monotonic() - self._gc_start_seconds >= dependencies.settings.memory.gc_interval_seconds:
+            self._gc_start_seconds = time.monotonic()
+            busy_saves = saves_in_repair(dependencies.channel.sessions)
             self._background.start_once(
                 "janitor",
-                lambda: dependencies.memory.delete_uncommitted(self._watermark, busy_saves, maintenance.steady),
+                lambda: dependencies.memory.delete_uncommitted(self._watermark, busy_saves, maintenance.closed_steps),
             )
 
-    def _notices(self) -> tuple[Event, ...]:
+    def _agent_events(self) -> tuple[Event, ...]:
         """Returns events for agents' notices and for their tier failures."""
         sessions, now = self._dependencies.channel.take_snapshot()
         notices = tuple(
-            Event(shorten(notice.reason), f"{worker}: {shorten(notice.text, _NOTICE_CHARACTERS)}", warning=True)
+            Event(shorten(notice.reason), f"{worker}: {shorten(notice.text, _MAX_NOTICE_CHARACTERS)}", warning=True)
             for worker, notice in sessions.notices
         )
-        return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
+        return (*notices, *self._tier_failures.new_events(sessions.requests.failures, now))
 
-    async def _watch(self) -> None:
+    async def _watch_platform(self) -> None:
         """Wakes the loop at each change of the platform, and restarts a watch that breaks."""
         failures = 0
         while True:
@@ -576,11 +587,11 @@ class Reconciler:
                 return
             except Exception as error:  # noqa: BLE001  without a watch the loop still runs on its timers
                 failures += 1
-                self._report(error, failures)
-                await asyncio.sleep(self._backoff(failures))
+                self._log_failure(error, failures)
+                await asyncio.sleep(self._backoff_seconds(failures))
 
-    async def _sleep(self, max_seconds: float) -> None:
-        poll_seconds = self._pace.sleep_seconds(self._longest, random.random())
+    async def _sleep_until_woken(self, max_seconds: float) -> None:
+        poll_seconds = self._pacer.sleep_seconds(self._max_sleep_seconds, random.random())
         try:
             async with asyncio.timeout(min(max_seconds, poll_seconds)):
                 await self._wake.wait()
@@ -588,21 +599,21 @@ class Reconciler:
             self._woken_by_change = False  # a timer ended: the plan's, or the poll for missed changes
             return
         self._woken_by_change = True
-        await self._gather()
+        await self._batch_wakes()
 
-    async def _gather(self) -> None:
+    async def _batch_wakes(self) -> None:
         """Batches further changes until none arrives, or for the pacer's limit."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._pace.gathering_seconds
+        deadline = loop.time() + self._pacer.batching_seconds
         while self._wake.is_set() and loop.time() < deadline:
             self._wake.clear()
-            await asyncio.sleep(GATHERING_SECONDS)
+            await asyncio.sleep(MIN_BATCHING_SECONDS)
 
-    def _backoff(self, failures: int) -> float:
-        return self._dependencies.settings.backoff.seconds(failures, random.random())
+    def _backoff_seconds(self, failures: int) -> float:
+        return self._dependencies.settings.backoff.wait_seconds(failures, random.random())
 
     @staticmethod
-    def _report(error: Exception, failures: int) -> None:
+    def _log_failure(error: Exception, failures: int) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
         if isinstance(error, PlatformError):
             log.warning("%s; reconcile failed (%d in a row), it is retried", error, failures)
@@ -612,13 +623,13 @@ class Reconciler:
             log.exception("reconcile failed (%d in a row), it is retried", failures)
 
 
-def _background_failed(name: str, error: BaseException) -> None:
+def _on_background_failure(name: str, error: BaseException) -> None:
     """Counts and logs the error; the next plan starts the call again if it is still needed."""
     metrics.reconcile_failures.labels(type(error).__name__).inc()
     log.error("background task `%s` failed: %s", name, error, exc_info=error)
 
 
-def _is_progress_only(old: JobStatus, new: JobStatus) -> JobStatus:
+def _with_old_progress(old: JobStatus, new: JobStatus) -> JobStatus:
     """Returns `new` with the old progress: equal to `old` if nothing changed that must be written at once."""
     return replace(
         new,

@@ -19,7 +19,7 @@ from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GANG_SCHEDULERS
 from surefoot_operator.errors import PlatformError
-from surefoot_operator.job_snapshot import ObservedWorker, PendingCreate, PendingGroupCall, PurgeCallSeen
+from surefoot_operator.job_snapshot import ObservedPurgeCall, ObservedWorker, PendingCreate, PendingGroupCall
 from surefoot_operator.platforms.interface import PlatformSnapshot
 from surefoot_operator.policy.core.actions import (
     ApplyPodGroup,
@@ -43,16 +43,16 @@ class PurgeCalls:
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
         self._task: asyncio.Task[None] | None = None
-        self.seen = PurgeCallSeen()
+        self.state = ObservedPurgeCall()
         """The current call and the outcome of earlier ones; the plan reads it."""
 
-    def begin(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Starts the call, unless one is in progress."""
         if self._task is None:
-            self.seen = replace(self.seen, under_way=True)
-            self._task = asyncio.create_task(self._make(action, call), name=str(action))
+            self.state = replace(self.state, in_progress=True)
+            self._task = asyncio.create_task(self._run_call(action, call), name=str(action))
 
-    async def settled(self) -> None:
+    async def wait_until_done(self) -> None:
         """Waits until no call is in progress."""
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -63,11 +63,11 @@ class PurgeCalls:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _make(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run_call(self, action: PurgePersistent, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await call()
-            attempt = max(action.attempt, self.seen.attempt)
-            self.seen = PurgeCallSeen(attempt, self._clock(), refusals=self.seen.refusals)
+            attempt = max(action.attempt, self.state.attempt)
+            self.state = ObservedPurgeCall(attempt, self._clock(), rejections=self.state.rejections)
         except Exception as error:  # of any kind: the plan sees it in `seen` and decides
             metrics.reconcile_failures.labels(type(error).__name__).inc()
             log.warning(
@@ -76,38 +76,38 @@ class PurgeCalls:
                 action,
                 exc_info=None if isinstance(error, PlatformError) else error,
             )
-            self.seen = self._refused(action.attempt, error)
+            self.state = self._state_with_failure(action.attempt, error)
         finally:
-            self.seen = replace(self.seen, under_way=False)
+            self.state = replace(self.state, in_progress=False)
             self._task = None
             self._wake()
 
-    def _refused(self, attempt: int, error: Exception) -> PurgeCallSeen:
-        previous, now = self.seen, self._clock()
-        decided = isinstance(error, PlatformError) and error.decided and not error.busy
+    def _state_with_failure(self, attempt: int, error: Exception) -> ObservedPurgeCall:
+        previous, now = self.state, self._clock()
+        decided = isinstance(error, PlatformError) and error.is_final and not error.is_busy
         return replace(
             previous,
-            refusal=str(error) or type(error).__name__,
-            refused_attempt=attempt,
-            refusals=previous.refusals + decided,
-            since_seconds=previous.since_seconds if previous.refusal else now,
+            rejection=str(error) or type(error).__name__,
+            rejected_attempt=attempt,
+            rejections=previous.rejections + decided,
+            since_seconds=previous.since_seconds if previous.rejection else now,
             last_seconds=now,
-            closing=isinstance(error, PlatformError) and error.closing,
+            closing=isinstance(error, PlatformError) and error.is_namespace_deleted,
         )
 
 
 # ---- worker calls ----------------------------------------------------------------------------------------------------
 
-AT_ONCE = 32
+MAX_CONCURRENT_CALLS = 32
 """Calls to the platform in progress at once, so that one job's recovery does not flood the API server."""
 
-REJECTED = Backoff(1.0, 30.0)
+REJECTED_CALL_BACKOFF = Backoff(1.0, 30.0)
 """Wait before a rejected call is repeated."""
 
 Call = Callable[[], Coroutine[Any, Any, None]]
-_Deleted = tuple[str, bool]
+_DeletionKey = tuple[str, bool]
 """Uid of a worker, and whether to force its deletion: a forced call does not wait for a graceful one in progress."""
-_Key = WorkerId | _Deleted | str
+_CallKey = WorkerId | _DeletionKey | str
 """Identifies the object of a call; a string is the gang scheduler of a pod group. One call a key runs at a time."""
 
 
@@ -125,7 +125,7 @@ class _PendingCall:
     """The last rejection would be repeated unless the request changes."""
     undecided: bool = False
     """Some attempt got no answer, so the platform may still carry it out late."""
-    until_seconds: float = 0.0
+    retry_seconds: float = 0.0
     """No retry before this time. Unix seconds; 0: may start now."""
 
 
@@ -139,7 +139,7 @@ class PendingCalls:
     """Uids of workers that may be deleted at any time."""
     groups: tuple[PendingGroupCall, ...]
     """Pod group calls in progress or rejected."""
-    purge: PurgeCallSeen = field(default_factory=PurgeCallSeen)
+    purge: ObservedPurgeCall = field(default_factory=ObservedPurgeCall)
     """Outcome of this leader's purge calls."""
 
 
@@ -153,55 +153,60 @@ class WorkerCalls:
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
-        self._calls: dict[_Key, _PendingCall] = {}
+        self._calls: dict[_CallKey, _PendingCall] = {}
         self._purges = PurgeCalls(clock, wake)
-        self._limit = asyncio.Semaphore(AT_ONCE)
+        self._limit = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
-    def create(self, action: CreateWorker, call: Call) -> None:
+    def start_create(self, action: CreateWorker, call: Call) -> None:
         """Starts the call, unless it is in progress or its backoff lasts."""
-        self._begin(WorkerId(action.index, action.attempt), str(action), call)
+        self._start_call(WorkerId(action.index, action.attempt), str(action), call)
 
-    def delete(self, action: DeleteWorker, call: Call) -> None:
+    def start_delete(self, action: DeleteWorker, call: Call) -> None:
         """Starts the call, unless it is in progress or its backoff lasts."""
-        self._begin((action.uid, action.force), str(action), call)
+        self._start_call((action.uid, action.force), str(action), call)
 
-    def group(self, action: ApplyPodGroup | DeletePodGroup, call: Call) -> None:
+    def start_pod_group_call(self, action: ApplyPodGroup | DeletePodGroup, call: Call) -> None:
         """Starts the call, unless one for the same gang scheduler is in progress or its backoff lasts."""
         gang = action.group.gang if isinstance(action, ApplyPodGroup) else action.gang
-        self._begin(gang, str(action), call)
+        self._start_call(gang, str(action), call)
 
-    def purge(self, action: PurgePersistent, call: Call) -> None:
+    def start_purge(self, action: PurgePersistent, call: Call) -> None:
         """Starts the call, unless one is in progress; there is no backoff, because the plan spaces these calls."""
-        self._purges.begin(action, call)
+        self._purges.start(action, call)
 
     @property
-    def purging(self) -> PurgeCallSeen:
+    def purge_state(self) -> ObservedPurgeCall:
         """Outcome of this leader's purge calls."""
-        return self._purges.seen
+        return self._purges.state
 
-    def groups(self) -> tuple[PendingGroupCall, ...]:
+    def pending_group_calls(self) -> tuple[PendingGroupCall, ...]:
         """Returns the pod group calls that are in progress or rejected."""
         calls_by_gang = ((gang, self._calls.get(gang)) for gang in GANG_SCHEDULERS)
         return tuple(
-            PendingGroupCall(gang, call.task is not None, call.rejection, call.until_seconds)
+            PendingGroupCall(gang, call.task is not None, call.rejection, call.retry_seconds)
             for gang, call in calls_by_gang
             if call is not None
         )
 
-    async def await_with_calls(self, observation: Awaitable[PlatformSnapshot]) -> tuple[PlatformSnapshot, PendingCalls]:
+    async def observe_with_calls(
+        self, observation: Awaitable[PlatformSnapshot]
+    ) -> tuple[PlatformSnapshot, PendingCalls]:
         """Awaits an observation of the platform and returns it with the calls that overlapped it.
 
         A create that ends while the platform is read may be missing from the observation. Without it in the result, the
         plan would create a second worker for the same index.
         """
-        creates_before, deletions_before = self.pending_creates(), self.deletions()
+        creates_before, deletions_before = self.pending_creates(), self.pending_deletions()
         observed = await observation
         self.forget_rejections(observed.workers)
         creates = self.pending_creates()
         create_ids = {(c.index, c.attempt) for c in creates}
         ended_creates = (c for c in creates_before if c.in_progress and (c.index, c.attempt) not in create_ids)
         return observed, PendingCalls(
-            (*creates, *ended_creates), deletions_before | self.deletions(), self.groups(), self.purging
+            (*creates, *ended_creates),
+            deletions_before | self.pending_deletions(),
+            self.pending_group_calls(),
+            self.purge_state,
         )
 
     def pending_creates(self) -> tuple[PendingCreate, ...]:
@@ -209,12 +214,12 @@ class WorkerCalls:
         creates = [(key, call) for key, call in self._calls.items() if isinstance(key, WorkerId)]
         return tuple(
             PendingCreate(
-                key.index, key.attempt, call.task is not None, call.rejection, call.permanent, call.until_seconds
+                key.index, key.attempt, call.task is not None, call.rejection, call.permanent, call.retry_seconds
             )
             for key, call in sorted(creates, key=lambda item: item[0])
         )
 
-    def deletions(self) -> frozenset[str]:
+    def pending_deletions(self) -> frozenset[str]:
         """Returns the uids of workers whose deletion may happen at any time.
 
         Their deletion is in progress or got no answer. A deletion that the platform rejected does not count.
@@ -236,15 +241,17 @@ class WorkerCalls:
             newest_attempts[worker.index] = max(worker.attempt, newest_attempts.get(worker.index, 0))
             uids.add(worker.uid)
         for key, call in list(self._calls.items()):
-            obsolete = _is_over(key, newest_attempts, uids)
-            if call.task is None and (obsolete or self._clock() > call.until_seconds + 2 * REJECTED.longest_seconds):
+            obsolete = _is_obsolete(key, newest_attempts, uids)
+            if call.task is None and (
+                obsolete or self._clock() > call.retry_seconds + 2 * REJECTED_CALL_BACKOFF.max_seconds
+            ):
                 del self._calls[key]
 
-    async def all_calls_done(self) -> None:
+    async def wait_until_done(self) -> None:
         """Waits until no call is in progress."""
         while tasks := [call.task for call in self._calls.values() if call.task is not None]:
             await asyncio.wait(tasks)
-        await self._purges.settled()
+        await self._purges.wait_until_done()
 
     async def close(self) -> None:
         """Cancels the calls in progress and waits for their end."""
@@ -255,35 +262,35 @@ class WorkerCalls:
         self._calls.clear()
         await self._purges.close()
 
-    def _begin(self, key: _Key, action_text: str, call: Call) -> None:
+    def _start_call(self, key: _CallKey, action_text: str, call: Call) -> None:
         pending_call = self._calls.setdefault(key, _PendingCall())
-        if pending_call.task is None and self._clock() >= pending_call.until_seconds:
+        if pending_call.task is None and self._clock() >= pending_call.retry_seconds:
             pending_call.task = asyncio.create_task(
                 self._run_call(key, pending_call, action_text, call), name=action_text
             )
 
-    async def _run_call(self, key: _Key, pending_call: _PendingCall, action_text: str, call: Call) -> None:
+    async def _run_call(self, key: _CallKey, pending_call: _PendingCall, action_text: str, call: Call) -> None:
         try:
             async with self._limit:
                 await call()
             del self._calls[key]
         except Exception as error:  # noqa: BLE001  of any kind: the call is retried, and no other call waits for it
-            self._rejected(pending_call, action_text, error)
+            self._record_failure(pending_call, action_text, error)
         finally:
             pending_call.task = None
             self._wake()
 
-    def _rejected(self, pending_call: _PendingCall, action_text: str, error: Exception) -> None:
+    def _record_failure(self, pending_call: _PendingCall, action_text: str, error: Exception) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
         already_logged = pending_call.rejection == str(error)
         pending_call.failures += 1
         pending_call.rejection, pending_call.permanent = (
             str(error),
-            isinstance(error, PlatformError) and error.permanent,
+            isinstance(error, PlatformError) and error.is_permanent,
         )
-        pending_call.undecided |= not (isinstance(error, PlatformError) and error.decided)
-        backoff_seconds = REJECTED.seconds(pending_call.failures, random.random())
-        pending_call.until_seconds = self._clock() + backoff_seconds
+        pending_call.undecided |= not (isinstance(error, PlatformError) and error.is_final)
+        backoff_seconds = REJECTED_CALL_BACKOFF.wait_seconds(pending_call.failures, random.random())
+        pending_call.retry_seconds = self._clock() + backoff_seconds
         if not isinstance(error, PlatformError):
             log.error("call failed: `%s`: %s; it is retried after a backoff", action_text, error, exc_info=error)
         elif not already_logged:
@@ -291,7 +298,7 @@ class WorkerCalls:
         asyncio.get_running_loop().call_later(backoff_seconds, self._wake)
 
 
-def _is_over(key: _Key, newest_attempts: Mapping[int, int], uids: Collection[str]) -> bool:
+def _is_obsolete(key: _CallKey, newest_attempts: Mapping[int, int], uids: Collection[str]) -> bool:
     if isinstance(key, WorkerId):
         return newest_attempts.get(key.index, 0) >= key.attempt
     return isinstance(key, tuple) and key[0] not in uids

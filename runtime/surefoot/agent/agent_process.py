@@ -34,7 +34,7 @@ from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.supervisor import OrphanReaper, TrainerSupervisor
 from surefoot.errors import SurefootError
-from surefoot.flush.bandwidth import bandwidth_of
+from surefoot.flush.bandwidth import build_bandwidth
 from surefoot.flush.engine import FlushOptions
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_server import TrainerServer
@@ -64,7 +64,7 @@ class ActivityReporter:
         self._sent: tuple[RankActivity, ...] = ()
         self._sent_seconds: float | None = None
 
-    def due(self, activities: tuple[RankActivity, ...], now: float) -> tuple[RankActivity, ...]:
+    def select_unsent(self, activities: tuple[RankActivity, ...], now: float) -> tuple[RankActivity, ...]:
         """Returns the activities to send with a heartbeat at `now`; empty if unchanged or sent too recently."""
         if activities == self._sent or (
             self._sent_seconds is not None and now - self._sent_seconds < ACTIVITY_INTERVAL_SECONDS
@@ -123,8 +123,8 @@ class AgentProcess:
             self, settings.job, StepLedger(scratch_folder / "ledger" / f"{worker}.jsonl", _call_later)
         )
         watcher = StagingWatcher(self._trainer_handler.slot_freed, self._coordinator.send_heartbeat, self.notice)
-        self._bandwidth = bandwidth_of(settings.job)
-        flush_options = FlushOptions(pace=self._bandwidth.memory, node=settings.node)
+        self._bandwidth = build_bandwidth(settings.job)
+        flush_options = FlushOptions(rate_limit=self._bandwidth.memory, node=settings.node)
         self.staging = StagingMemory(self.incarnation, settings.job, watcher, flush_options)
         self._starter = Starter(command, environment, log_folder / "fork_server.log", self._on_warm_changed)
         self._warm = False
@@ -133,7 +133,7 @@ class AgentProcess:
         self.trainer_server = TrainerServer(
             socket_path, self._trainer_handler.admit, self._trainer_handler.handle_message
         )
-        self.inquiry = CollectiveQuery(self.trainer_server.send, self.trainer_server.attached)
+        self.inquiry = CollectiveQuery(self.trainer_server.send, self.trainer_server.attached_ranks)
         self._trainers = TrainerSupervisor(
             self._starter,
             self._forwarder,
@@ -184,7 +184,7 @@ class AgentProcess:
     def dispatch(self, event: on.Event) -> None:
         """Applies one event to the state and carries out the resulting commands; every change passes through here."""
         self.state, commands = next_state(self.state, event)
-        self._bandwidth.limit(self.state.trains)
+        self._bandwidth.set_limited(self.state.is_training)
         for command in commands:
             self._run_command(command)
 
@@ -215,7 +215,7 @@ class AgentProcess:
             case on.CollectStacks(generation):
                 self.spawn(self._collect_stacks(generation))
             case on.SendToTrainers(message, rank):
-                self.trainer_server.send(self.state.started, rank, message)
+                self.trainer_server.send(self.state.started_generation, rank, message)
             case on.Retarget(servers):
                 self.staging.retarget(servers)
             case on.Flush(generation):
@@ -230,7 +230,7 @@ class AgentProcess:
         except (SurefootError, OSError) as error:
             self.dispatch(on.StoreExited(generation, str(error)))
             return
-        if self.state.claimed > generation:
+        if self.state.claimed_generation > generation:
             store.child.kill()
             return
         self._store = (generation, store)
@@ -292,34 +292,34 @@ class AgentProcess:
             incarnation=self.incarnation,
             node=settings.node,
             token=read_token(settings),
-            generation=state.running,
-            stopped=state.stopped,
-            is_warm=state.warm,
-            store=state.store,
+            generation=state.running_generation,
+            stopped=state.stopped_below,
+            is_warm=state.is_warm,
+            store=state.store_address,
         )
 
     def _build_heartbeat(self) -> messages.Heartbeat:
         state, tracker, needs = self.state, self.staging.tracker, self.staging.needs
-        saved, copies = tracker.saved(state.started, len(state.ranks))
+        saved, copies = tracker.saved(state.started_generation, len(state.ranks))
         progress_of_ranks = state.progress
         progress = replace(
             progress_of_ranks,
             save_bytes=needs.save_bytes,
-            no_staging_reason=needs.unstaged,
+            no_staging_reason=needs.rejection_reason,
             closed_steps=tracker.closed_steps(
-                state.started, len(state.ranks), progress_of_ranks.closed_steps.closed_up_to
+                state.started_generation, len(state.ranks), progress_of_ranks.closed_steps.closed_up_to
             ),
-            activities=self._activity_reporter.due(progress_of_ranks.activities, time.monotonic()),
+            activities=self._activity_reporter.select_unsent(progress_of_ranks.activities, time.monotonic()),
         )
         return messages.Heartbeat(
-            generation=state.started,
-            stopped=state.stopped,
-            is_warm=state.warm,
+            generation=state.started_generation,
+            stopped=state.stopped_below,
+            is_warm=state.is_warm,
             progress=progress,
             pending=tracker.pending(),
             saved=saved,
             copies=copies,
-            terminating=state.terminating is not None,
+            terminating=state.termination_exit_code is not None,
         )
 
     def _handle_coordinator_message(self, message: messages.ToAgent) -> None:
@@ -330,7 +330,7 @@ class AgentProcess:
             case messages.Assign() | messages.MemoryServers() | messages.Barrier() | messages.IntervalExponent():
                 self.dispatch(message)
             case messages.StopTrainers(generation=generation, reason=reason):
-                if generation > self.state.claimed:
+                if generation > self.state.claimed_generation:
                     _log.info(
                         "generation %d is claimed, trainers of older generations stop: %s",
                         generation,
@@ -342,9 +342,9 @@ class AgentProcess:
                 _log.info("the coordinator shuts this worker down, stopping its trainers: %s", reason)
                 self.dispatch(on.ShutdownRequested(code))
             case messages.ListPersistent() | messages.RepairSave() | messages.DeletePersistent():
-                self._requests.ask(message)
+                self._requests.queue_request(message)
             case messages.UploadSave():
-                self._requests.upload(message)
+                self._requests.queue_uploads(message)
             case messages.HelloRejected() | messages.MemoryServerChanges():
                 pass  # the coordinator client handles these itself
 

@@ -32,7 +32,7 @@ from surefoot.protocol.messages import (
     TrainerFailure,
     Welcome,
 )
-from surefoot.protocol.progress import NO_PROGRESS, Progress, of_worker
+from surefoot.protocol.progress import NO_PROGRESS, Progress, merge_rank_progress
 
 # ---- observations of ranks -------------------------------------------------------------------------------------------
 # Compares two observations of trainers that complete no step. A stack alone proves little: a rank that reads or computes
@@ -59,7 +59,7 @@ class ProcessActivity:
 class HangObservation:
     """Records stacks, activity and collectives of all running local ranks at one moment."""
 
-    at: float
+    at_seconds: float
     """Time of the observation, in monotonic seconds."""
     stacks: tuple[RankStack, ...]
     """Main-thread stacks, one entry for all ranks with the same stack."""
@@ -77,7 +77,7 @@ def is_idle_between(earlier: HangObservation, later: HangObservation) -> bool:
         later.stacks == earlier.stacks
         and not collectives_changed
         and 0 <= io_bytes < _IO_BYTES
-        and 0.0 <= cpu_seconds <= _CPU_SHARE * (later.at - earlier.at)
+        and 0.0 <= cpu_seconds <= _CPU_SHARE * (later.at_seconds - earlier.at_seconds)
     )
 
 
@@ -101,7 +101,7 @@ class LocalRank:
     """Global rank (RANK)."""
     alive: bool = True
     """Whether its process has not been reaped yet."""
-    code: int | None = None
+    exit_code: int | None = None
     """Exit code of its process, negative for a signal; None while it runs."""
     attached: bool = False
     """Whether it has connected to the agent's socket."""
@@ -109,13 +109,13 @@ class LocalRank:
     """Whether it has closed its Checkpointer: it makes no more steps."""
     progress: Progress = NO_PROGRESS
     """Progress that it reported with its last step."""
-    source: str | None = None
+    restore_source: str | None = None
     """Tier from which it restored; None until it has restored."""
     at_barrier: int | None = None
     """Step of the barrier at which it waits; None: it does not wait."""
-    accepted: bool | None = None
+    barrier_accepted: bool | None = None
     """Its reply to the proposed barrier; None: none yet."""
-    paused: str = ""
+    pause_reason: str = ""
     """Its announced reason for making no steps; empty: it announced none."""
     pause_seconds: float | None = None
     """How long the announced pause may take; None: no longer than a step."""
@@ -141,21 +141,21 @@ class AgentState:
 
     step_timeout_seconds: float = 600.0
     """Longest time between two steps before the trainers count as hanging."""
-    warm: bool = False
+    is_warm: bool = False
     """Whether trainers can start at once."""
-    claimed: int = 0
+    claimed_generation: int = 0
     """Newest generation that the coordinator has announced."""
-    stopped: int = 0
+    stopped_below: int = 0
     """Every trainer of generations below this one is reaped."""
     assign: Assign | None = None
     """Assignment of the claimed generation; None until it comes."""
-    started: int = 0
+    started_generation: int = 0
     """Newest generation whose trainers were started; each is started at most once."""
     ranks: tuple[LocalRank, ...] = ()
     """Local ranks of the started generation."""
     killing: bool = False
     """Whether the started generation's trainers are being killed."""
-    store: str | None = None
+    store_address: str | None = None
     """Address (host:port) of the claimed generation's store that runs here; None: none does."""
     store_generation: int = 0
     """Newest generation whose store this agent was asked to start."""
@@ -173,7 +173,7 @@ class AgentState:
     """Failure report to send once the stacks are collected and before the trainers are killed."""
     stacks: str | None = None
     """Description of the stacks, for an incident; None: none were requested since the last step."""
-    gaps: tuple[float, ...] = ()
+    step_durations_seconds: tuple[float, ...] = ()
     """Durations of recent steps of the started generation, in seconds."""
     observation_count: int = 0
     """Number of stack collections since the last step."""
@@ -187,28 +187,36 @@ class AgentState:
     """Whether all saves of the started generation are flushed or lost."""
     awaiting_all_servers: frozenset[int] = frozenset()
     """Local trainers' ranks that wait for the complete list of memory servers."""
-    terminating: int | None = None
+    termination_exit_code: int | None = None
     """Exit code of this worker if it was asked to end; None: it was not."""
-    termination: TerminationGrace | None = None
+    termination_grace: TerminationGrace | None = None
     """Limits within which a terminating worker's trainers continue to a barrier; None: they stop now, or are not asked to."""
     shut_down: bool = False
     """Whether the agent has decided to exit; later events are ignored."""
 
     @property
-    def alive(self) -> bool:
+    def has_running_trainers(self) -> bool:
         """Whether a local trainer still runs."""
         return any(r.alive for r in self.ranks)
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         """Whether trainers here are making steps, so that copies must limit their bandwidth."""
-        is_staying = self.terminating is None and self.termination is None and self.barrier is None
-        return is_staying and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
+        is_staying = self.termination_exit_code is None and self.termination_grace is None and self.barrier is None
+        return (
+            is_staying
+            and self.started_generation == self.claimed_generation
+            and any(r.alive and not r.closed for r in self.ranks)
+        )
 
     @property
-    def running(self) -> int:
+    def running_generation(self) -> int:
         """The generation that runs or has finished here; 0: its trainers have ended and a newer one is claimed."""
-        return self.started if self.alive or self.started == self.claimed else 0
+        return (
+            self.started_generation
+            if self.has_running_trainers or self.started_generation == self.claimed_generation
+            else 0
+        )
 
     @property
     def step(self) -> int:
@@ -218,21 +226,21 @@ class AgentState:
     @property
     def progress(self) -> Progress:
         """Merges all local ranks' progress in the started generation."""
-        merged = of_worker([r.progress for r in self.ranks])
-        exited_ranks = tuple(r.rank for r in self.ranks if r.code == 0)
+        merged = merge_rank_progress([r.progress for r in self.ranks])
+        exited_ranks = tuple(r.rank for r in self.ranks if r.exit_code == 0)
         return replace(
             merged,
             restored=self.restored,
             restored_from=self.restored_from,
             exited_ranks=exited_ranks,
-            pause_reason=self.paused,
+            pause_reason=self.pause_reason,
             pause_seconds=self.pause_seconds,
         )
 
     @property
-    def paused(self) -> str:
+    def pause_reason(self) -> str:
         """Why a local rank announced a pause; empty: none did."""
-        return next((r.paused for r in self.ranks if r.paused), "")
+        return next((r.pause_reason for r in self.ranks if r.pause_reason), "")
 
     @property
     def pause_seconds(self) -> float | None:
@@ -247,7 +255,7 @@ class AgentState:
     @property
     def hang_suspected(self) -> bool:
         """Whether the trainers make no steps for no known reason, so that their stacks should be collected."""
-        if not self.alive or any(r.at_barrier is not None or r.closed for r in self.ranks):
+        if not self.has_running_trainers or any(r.at_barrier is not None or r.closed for r in self.ranks):
             return False
         if self.progress_at is None:
             return self.started_seconds is not None and self.ticked_at - self.started_seconds > _START_SECONDS
@@ -259,12 +267,16 @@ class AgentState:
     @property
     def restored(self) -> bool:
         """Whether every local rank has restored its checkpoint."""
-        return bool(self.ranks) and all(r.source is not None for r in self.ranks)
+        return bool(self.ranks) and all(r.restore_source is not None for r in self.ranks)
 
     @property
     def restored_from(self) -> str | None:
         """Tiers from which the local ranks restored; None until all have."""
-        return join_sources(r.source for r in self.ranks if r.source is not None) if self.restored else None
+        return (
+            join_sources(r.restore_source for r in self.ranks if r.restore_source is not None)
+            if self.restored
+            else None
+        )
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 # Chooses the address at which to connect to the coordinator. Pure. Jobs move among the operator's replicas when the
 # number of shards changes, while an agent's environment keeps the address that its pod was created with.
 
-PATIENCE = 12
+MAX_FAILURES_PER_ADDRESS = 12
 """Consecutive failures at one address before another is tried: some seconds, in which a new leader may start there."""
 
 
@@ -44,9 +44,9 @@ PATIENCE = 12
 class CoordinatorAddresses:
     """Records the coordinator's current address and those in the agent's environment."""
 
-    own: tuple[str, ...]
+    configured_urls: tuple[str, ...]
     """URLs from the agent's environment, in the order in which they are tried."""
-    now: str
+    current_url: str
     """URL of the next connection."""
     failures: int = 0
     """Number of consecutive failures at the current URL."""
@@ -62,17 +62,23 @@ def follow_referral(addresses: CoordinatorAddresses, address: str) -> Coordinato
 
     From wss:// an agent never follows to ws://, which would send the token in clear text.
     """
-    if urlsplit(address).scheme != urlsplit(addresses.now).scheme or not urlsplit(address).hostname:
+    if urlsplit(address).scheme != urlsplit(addresses.current_url).scheme or not urlsplit(address).hostname:
         return with_failure(addresses)
-    return replace(addresses, now=address, failures=0)
+    return replace(addresses, current_url=address, failures=0)
 
 
 def with_failure(addresses: CoordinatorAddresses) -> CoordinatorAddresses:
     """Counts a failure; after PATIENCE in a row, switches to the next address of the agent's environment."""
-    if addresses.failures + 1 < PATIENCE:
+    if addresses.failures + 1 < MAX_FAILURES_PER_ADDRESS:
         return replace(addresses, failures=addresses.failures + 1)
-    next_index = addresses.own.index(addresses.now) + 1 if addresses.now in addresses.own else 0
-    return replace(addresses, now=addresses.own[next_index % len(addresses.own)], failures=0)
+    next_index = (
+        addresses.configured_urls.index(addresses.current_url) + 1
+        if addresses.current_url in addresses.configured_urls
+        else 0
+    )
+    return replace(
+        addresses, current_url=addresses.configured_urls[next_index % len(addresses.configured_urls)], failures=0
+    )
 
 
 def with_welcome(addresses: CoordinatorAddresses) -> CoordinatorAddresses:
@@ -82,9 +88,9 @@ def with_welcome(addresses: CoordinatorAddresses) -> CoordinatorAddresses:
 
 # ---- coordinator client ----------------------------------------------------------------------------------------------
 
-UNANSWERED = Backoff(0.05, 0.5)
+UNREACHABLE_BACKOFF = Backoff(0.05, 0.5)
 """Backoff while no server accepts connections: a leader that has just started is found within half a second."""
-ANSWERED = Backoff(0.05, 6.5)
+REJECTED_BACKOFF = Backoff(0.05, 6.5)
 """Backoff while a server answers but sends no Welcome: each attempt costs a handshake, and thousands may connect."""
 _MAX_REQUESTED_SECONDS = 10.0
 """Longest wait that a rejection can request."""
@@ -183,10 +189,12 @@ class CoordinatorClient:
                     self._outbox = None
                 failures = 0 if welcomed else failures + 1
                 self._addresses = self._next_addresses(welcomed)
-                backoff_seconds = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
+                backoff_seconds = (REJECTED_BACKOFF if answered else UNREACHABLE_BACKOFF).wait_seconds(
+                    failures, random.random()
+                )
                 if answered and not welcomed:
                     backoff_seconds = max(
-                        UNANSWERED.first_seconds, backoff_seconds - (time.monotonic() - start_seconds)
+                        UNREACHABLE_BACKOFF.first_seconds, backoff_seconds - (time.monotonic() - start_seconds)
                     )  # the server itself kept it waiting
                 # jittered, since a server that requests a wait requests the same one from all agents
                 requested_seconds = min(self._requested_seconds, _MAX_REQUESTED_SECONDS) * random.uniform(0.5, 1.5)
@@ -203,7 +211,7 @@ class CoordinatorClient:
             self._logged.add(reason)
             _log.info(
                 "no connection to the coordinator at %s: %s; training continues, trying again",
-                self._addresses.now,
+                self._addresses.current_url,
                 reason,
             )
 
@@ -211,7 +219,7 @@ class CoordinatorClient:
         """Runs one connection from Hello to its end; returns whether the coordinator sent a Welcome."""
         async with asyncio.timeout(_OPEN_SECONDS):
             websocket = await session.ws_connect(
-                self._addresses.now,
+                self._addresses.current_url,
                 heartbeat=_PING_SECONDS,
                 max_msg_size=_MAX_MESSAGE_BYTES,
                 ssl=self._trust,

@@ -22,13 +22,13 @@ from surefoot.flush.garbage_collection import (
     GcScope,
     Survey,
     collect_garbage,
-    layout_texts,
+    read_layout_texts,
     retry_while_unavailable,
     survey_tier,
 )
-from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, drop_persistent, repair
+from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, drop_checkpoints, repair_save
 from surefoot.memory_server.client import MemoryServerClient
-from surefoot.memory_server.connection import account_of
+from surefoot.memory_server.connection import worker_credentials
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import LossHistory
@@ -47,7 +47,7 @@ from surefoot.protocol.messages import (
     UploadSave,
 )
 from surefoot.protocol.progress import Progress
-from surefoot.settings import JobSettings, settings_elsewhere
+from surefoot.settings import JobSettings, persistent_settings_at
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
 
 _log = logging.getLogger(__name__)
@@ -88,11 +88,11 @@ _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 class SaveLocations:
     """Gives access to the memory servers of this generation."""
 
-    memory: Callable[[MemoryServerInstance], Tier]
+    open_server: Callable[[MemoryServerInstance], Tier]
     """Opens a connection to one memory server."""
-    servers: Callable[[], Sequence[MemoryServerInstance]]
+    list_servers: Callable[[], Sequence[MemoryServerInstance]]
     """Lists the known memory servers, this worker's targets first."""
-    is_partial: Callable[[], int] = lambda: 0
+    partial_generation: Callable[[], int] = lambda: 0
     """Returns the generation whose list of memory servers is incomplete here; 0: the list is complete."""
 
 
@@ -126,7 +126,7 @@ class CoordinatorRequests:
         self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, request: Request) -> None:
+    def queue_request(self, request: Request) -> None:
         """Queues a request; a full queue drops its oldest one."""
         if self._queue.full():
             metrics.fallbacks.labels(kind="chore_dropped").inc()
@@ -135,7 +135,7 @@ class CoordinatorRequests:
             )
         self._queue.put_nowait(request)
 
-    def upload(self, message: UploadSave) -> None:
+    def queue_uploads(self, message: UploadSave) -> None:
         """Uploads the saves in the background and sends one reply for each."""
         if self._job.persistent is None:
             for save in message.saves:
@@ -143,7 +143,7 @@ class CoordinatorRequests:
             return
         self._may_create_folder = message.begin
         if self._uploader is None:
-            options = UploadOptions(pace=self._bandwidth.persistent)
+            options = UploadOptions(rate_limit=self._bandwidth.persistent)
             self._uploader = Uploader(
                 self._open_sources, lambda: self._open_persistent(self._may_create_folder), self._on_uploaded, options
             )
@@ -170,9 +170,9 @@ class CoordinatorRequests:
                     return self._list_persistent(request)
                 case RepairSave(request_id, generation, save, source, target, endpoints):
                     tiers = (self._open_server(source, endpoints), self._open_server(target, endpoints))
-                    return (RepairReply(request_id, repair(save, *tiers, generation, self._bandwidth.memory)),)
+                    return (RepairReply(request_id, repair_save(save, *tiers, generation, self._bandwidth.memory)),)
                 case DeletePersistent(request_id, checkpoints):
-                    return (DeleteReply(request_id, drop_persistent(self._open_persistent(False), checkpoints)),)
+                    return (DeleteReply(request_id, drop_checkpoints(self._open_persistent(False), checkpoints)),)
         except SurefootError as error:
             return (_error_reply(request, str(error)),)
         except Exception as error:  # noqa: BLE001  the coordinator must get a reply, and the training must continue
@@ -181,10 +181,12 @@ class CoordinatorRequests:
     def _open_server(self, instance: MemoryServerInstance, endpoints: Sequence[MemoryServerEndpoint]) -> Tier:
         """Opens a memory server at its address in the request, or else at that in the assignment."""
         endpoint = next((candidate for candidate in endpoints if candidate.instance == instance), None)
-        return self._places.memory(instance) if endpoint is None else self._connect(endpoint)
+        return self._places.open_server(instance) if endpoint is None else self._connect(endpoint)
 
     def _connect(self, endpoint: MemoryServerEndpoint) -> MemoryServerClient:
-        return MemoryServerClient(endpoint, self._job.job, account_of(self._job), self._job.memory_call_timeout_seconds)
+        return MemoryServerClient(
+            endpoint, self._job.job, worker_credentials(self._job), self._job.memory_call_timeout_seconds
+        )
 
     def _list_persistent(self, request: ListPersistent) -> list[PersistentPage]:
         tier = (
@@ -200,13 +202,15 @@ class CoordinatorRequests:
                 survey = survey_tier(tier, self._manifests_by_job.get(request.source_job))
                 self._manifests_by_job[request.source_job] = {m.save: m for m in survey.manifests}
             layout_digests = {m.layout for m in survey.manifests}
-            texts, unread_layouts = layout_texts(tier, layout_digests if request.layouts is None else request.layouts)
+            texts, unread_layouts = read_layout_texts(
+                tier, layout_digests if request.layouts is None else request.layouts
+            )
         finally:
             tier.close()
         pages = _split_into_pages(
             request.request, replace(survey, unread_records=(*survey.unread_records, *unread_layouts)), texts
         )
-        return [*pages[:-1], replace(pages[-1], newest_epoch=newest_generation)]
+        return [*pages[:-1], replace(pages[-1], newest_generation=newest_generation)]
 
     def _open_persistent(self, may_create: bool) -> ObjectStoreTier:
         """Opens the job's persistent tier.
@@ -215,28 +219,32 @@ class CoordinatorRequests:
         """
         if self._job.persistent is None:
             raise ConfigurationError(_NO_TIER)
-        tier = open_persistent(self._job.persistent, self._job.job, begin=may_create and not self._has_folder)
+        tier = open_persistent(self._job.persistent, self._job.job, create_root=may_create and not self._has_folder)
         self._has_folder |= may_create
         if not may_create:
-            tier.expect()
+            tier.check_folder_exists()
         return tier
 
     def _open_source_job(self, source_job: SourceJob) -> ObjectStoreTier:
-        return open_persistent(settings_elsewhere(self._job, source_job.uri), source_job.uid, read_only=True)
+        return open_persistent(persistent_settings_at(self._job, source_job.uri), source_job.uid, read_only=True)
 
     def _open_sources(self, save: RankSave) -> list[Tier]:
-        self._partial_generations[save] = self._places.is_partial()
-        servers = self._places.servers()
+        self._partial_generations[save] = self._places.partial_generation()
+        servers = self._places.list_servers()
         if not servers:
             raise TierError(f"{save} cannot be read: this agent knows no memory server of its generation")
-        return [self._places.memory(server) for server in servers]
+        return [self._places.open_server(server) for server in servers]
 
     def _on_uploaded(self, outcome: UploadOutcome) -> None:
         generation = self._partial_generations.pop(outcome.save, 0)
         unlisted_generation = generation if outcome.error is not None else 0
         # a server missing from the list may have a good copy: request the complete list before the save is retried
         reply = UploadReply(
-            outcome.save, outcome.error, outcome.bytes, outcome.seconds, outcome.unreadable and not unlisted_generation
+            outcome.save,
+            outcome.error,
+            outcome.sent_bytes,
+            outcome.seconds,
+            outcome.is_unreadable and not unlisted_generation,
         )
         messages = (ListAllServers(unlisted_generation), reply) if unlisted_generation else (reply,)
         try:
@@ -253,15 +261,19 @@ def _claim_generation(tier: ObjectStoreTier, request: ListPersistent) -> int:
     number there either, and the next listing claims again.
     """
     try:
-        return retry_while_unavailable(lambda: tier.newest_epoch(request.claim_epoch, request.claim_ticket))
+        return retry_while_unavailable(
+            lambda: tier.claim_and_find_newest_generation(request.claim_generation, request.claim_ticket)
+        )
     except TierError as error:
         _log.warning(
             "generation %d could not be claimed in the persistent tier; the next listing tries again: %s",
-            request.claim_epoch,
+            request.claim_generation,
             error,
         )
         return retry_while_unavailable(
-            lambda: tier.newest_epoch(request.claim_epoch, request.claim_ticket, is_writable=False)
+            lambda: tier.claim_and_find_newest_generation(
+                request.claim_generation, request.claim_ticket, is_writable=False
+            )
         )
 
 
@@ -310,18 +322,22 @@ def generation_to_collect(state: AgentState, away_seconds: float) -> Assign | No
     `away_seconds`: how long no coordinator was connected, or the connected one reached no memory server.
     """
     assign = state.assign
-    if assign is None or assign.group_rank != 0 or not knows_all(assign) or away_seconds < DISCONNECTED_SECONDS:
+    if assign is None or assign.group_rank != 0 or not knows_all_servers(assign) or away_seconds < DISCONNECTED_SECONDS:
         return None
-    trains_newest = state.alive and not state.killing and state.started == state.claimed == assign.generation
+    trains_newest = (
+        state.has_running_trainers
+        and not state.killing
+        and state.started_generation == state.claimed_generation == assign.generation
+    )
     return assign if trains_newest else None
 
 
-def knows_all(assign: Assign) -> bool:
+def knows_all_servers(assign: Assign) -> bool:
     """Whether the assignment names every memory server; with only some of them, superseded saves cannot be identified."""
     return not assign.is_partial
 
 
-def sound_steps(progress: Progress, later_steps: int) -> LossHistory | None:
+def loss_history_of(progress: Progress, later_steps: int) -> LossHistory | None:
     """Derives the loss history of all ranks from this worker's progress; None: `later_steps` is 0, so nothing is judged.
 
     Another rank may still be in the step that this worker has finished, since its collective is done; but every rank has
@@ -335,7 +351,7 @@ def collect_garbage_once(assign: Assign, job: JobSettings, progress: Progress) -
 
     `progress` is that of this worker's ranks: without a coordinator that of others is unknown, and all step together.
     """
-    account = account_of(job)
+    account = worker_credentials(job)
     clients = {
         endpoint.instance: MemoryServerClient(endpoint, job.job, account, job.memory_call_timeout_seconds)
         for endpoint in assign.servers
@@ -346,7 +362,7 @@ def collect_garbage_once(assign: Assign, job: JobSettings, progress: Progress) -
         replicas=job.replicas,
         keep=job.keep,
         domains={endpoint.instance: endpoint.domain for endpoint in assign.servers},
-        sound=sound_steps(progress, job.good_after_steps),
+        loss_history=loss_history_of(progress, job.good_after_steps),
     )
     try:
         return collect_garbage(clients, scope)
@@ -397,7 +413,7 @@ class LeaderlessCollector:
         _log.info(
             "no coordinator reaches the memory servers: this agent moved the watermark to %s and deleted %d old saves",
             result.watermark,
-            result.dropped,
+            result.dropped_count,
             extra={"generation": assign.generation},
         )
         for problem in result.problems:

@@ -55,7 +55,7 @@ class PodMetrics(Collector):
 
     def _update_gauges(self) -> None:
         state = self._agent.state
-        metrics.generation.set(state.running)
+        metrics.generation.set(state.running_generation)
         progress = state.progress
         metrics.step.set(progress.step)
         metrics.loss.set(math.nan if progress.loss is None else progress.loss)

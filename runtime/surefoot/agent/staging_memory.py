@@ -22,7 +22,7 @@ from surefoot.flush.state_machine import StagedSave
 from surefoot.ipc.memfd import SLOTS, MemoryFile
 from surefoot.ipc.trainer_messages import Staged, StagedSaves
 from surefoot.memory_server.client import MemoryServerClient
-from surefoot.memory_server.connection import account_of
+from surefoot.memory_server.connection import worker_credentials
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import MemoryServers
@@ -45,40 +45,42 @@ class StagingDemandByRank:
 
     ranks: int = 0
     """Number of local ranks of the generation; 0: none has requested memory yet."""
-    wanted: Mapping[int, int] = field(default_factory=dict)
+    requested_slot_bytes: Mapping[int, int] = field(default_factory=dict)
     """Requested bytes per slot: the rank's save, and some space for it to grow."""
-    sizes: Mapping[int, int] = field(default_factory=dict)
+    newest_save_bytes: Mapping[int, int] = field(default_factory=dict)
     """Bytes of each local rank's newest save."""
-    rejected: Mapping[int, str] = field(default_factory=dict)
+    rejection_reasons: Mapping[int, str] = field(default_factory=dict)
     """Reasons why local ranks got no memory."""
 
     @property
     def save_bytes(self) -> int:
         """Bytes of one save of all local ranks; 0 until all have requested memory."""
-        if not self.ranks or len(self.wanted) < self.ranks:
+        if not self.ranks or len(self.requested_slot_bytes) < self.ranks:
             return 0
-        return sum(self.sizes.get(local, slot_bytes) for local, slot_bytes in self.wanted.items())
+        return sum(
+            self.newest_save_bytes.get(local, slot_bytes) for local, slot_bytes in self.requested_slot_bytes.items()
+        )
 
     @property
-    def unstaged(self) -> str:
+    def rejection_reason(self) -> str:
         """Why a local rank has no staging memory; empty: each has."""
-        return next((self.rejected[local] for local in sorted(self.rejected)), "")
+        return next((self.rejection_reasons[local] for local in sorted(self.rejection_reasons)), "")
 
 
 def with_request(needs: StagingDemandByRank, local: int, slot_bytes: int, ranks: int) -> StagingDemandByRank:
-    return replace(needs, ranks=ranks, wanted={**needs.wanted, local: slot_bytes})
+    return replace(needs, ranks=ranks, requested_slot_bytes={**needs.requested_slot_bytes, local: slot_bytes})
 
 
 def with_staged(needs: StagingDemandByRank, local: int, save_bytes: int) -> StagingDemandByRank:
-    return replace(needs, sizes={**needs.sizes, local: save_bytes})
+    return replace(needs, newest_save_bytes={**needs.newest_save_bytes, local: save_bytes})
 
 
 def with_grant(needs: StagingDemandByRank, local: int) -> StagingDemandByRank:
-    return replace(needs, rejected={n: reason for n, reason in needs.rejected.items() if n != local})
+    return replace(needs, rejection_reasons={n: reason for n, reason in needs.rejection_reasons.items() if n != local})
 
 
 def with_denial(needs: StagingDemandByRank, local: int, reason: str) -> StagingDemandByRank:
-    return replace(needs, rejected={**needs.rejected, local: reason})
+    return replace(needs, rejection_reasons={**needs.rejection_reasons, local: reason})
 
 
 def missing_bytes(needs: StagingDemandByRank, slot_bytes_by_rank: Mapping[int, int]) -> dict[int, int]:
@@ -86,8 +88,8 @@ def missing_bytes(needs: StagingDemandByRank, slot_bytes_by_rank: Mapping[int, i
 
     A rank that has not requested memory yet will need as much as the largest request.
     """
-    largest_request = max(needs.wanted.values(), default=0)
-    needed_by_rank = {local: needs.wanted.get(local, largest_request) for local in range(needs.ranks)}
+    largest_request = max(needs.requested_slot_bytes.values(), default=0)
+    needed_by_rank = {local: needs.requested_slot_bytes.get(local, largest_request) for local in range(needs.ranks)}
     return {local: needed for local, needed in needed_by_rank.items() if slot_bytes_by_rank.get(local, 0) < needed}
 
 
@@ -108,11 +110,11 @@ _NO_LIMIT = 1 << 60
 class MemoryHeadroom:
     """Memory that this container may use, in bytes."""
 
-    free: int
+    free_bytes: int
     """Bytes that can still be allocated, by the container's limit and the machine's available memory."""
-    limit: int | None
+    limit_bytes: int | None
     """The container's memory limit; None: none is set."""
-    used: int
+    used_bytes: int
     """Memory of the container in use, without reclaimable cache; 0 without a limit."""
 
 
@@ -152,21 +154,25 @@ class StagingDemand:
 
 def require_headroom(demand: StagingDemand, headroom: MemoryHeadroom | None) -> None:
     """Raises OSError (ENOMEM) with the numbers if the demand does not fit; passes if the headroom is unknown."""
-    if headroom is None or demand.size <= headroom.free:
+    if headroom is None or demand.size <= headroom.free_bytes:
         return
-    if headroom.limit is not None and headroom.limit - headroom.used < demand.size:
+    if headroom.limit_bytes is not None and headroom.limit_bytes - headroom.used_bytes < demand.size:
         text = (
-            f"{demand} do not fit: the container's memory limit is {format_bytes(headroom.limit)} and {format_bytes(headroom.used)} are "
-            f"in use; raise resources.limits.memory of the trainer by {format_bytes(demand.size - headroom.free)} or more"
+            f"{demand} do not fit: the container's memory limit is {format_bytes(headroom.limit_bytes)} and {format_bytes(headroom.used_bytes)} are "
+            f"in use; raise resources.limits.memory of the trainer by {format_bytes(demand.size - headroom.free_bytes)} or more"
         )
     else:
-        text = f"{demand} do not fit: the node has {format_bytes(headroom.free)} of memory left"
+        text = f"{demand} do not fit: the node has {format_bytes(headroom.free_bytes)} of memory left"
     raise OSError(errno.ENOMEM, text)
 
 
 def with_released(headroom: MemoryHeadroom | None, size: int) -> MemoryHeadroom | None:
     """Returns the headroom after releasing `size` bytes of staging memory."""
-    return None if headroom is None else replace(headroom, free=headroom.free + size, used=max(0, headroom.used - size))
+    return (
+        None
+        if headroom is None
+        else replace(headroom, free_bytes=headroom.free_bytes + size, used_bytes=max(0, headroom.used_bytes - size))
+    )
 
 
 def _read_number(path: Path) -> int | None:
@@ -210,11 +216,11 @@ class SaveTracker:
 
     staged: tuple[RankSave, ...] = ()
     """Staged saves whose flush has not ended."""
-    committed: dict[RankSave, int] = field(default_factory=dict)
+    copies_by_save: dict[RankSave, int] = field(default_factory=dict)
     """Number of memory servers with a complete copy of each of the newest rank saves."""
-    handed: tuple[RankSave, ...] = ()
+    staged_not_lost: tuple[RankSave, ...] = ()
     """Saves of the newest generation's newest steps that were staged and are not known to be lost."""
-    forgotten: Checkpoint | None = None
+    newest_forgotten: Checkpoint | None = None
     """Newest checkpoint that was dropped from these to limit their number; None: none was."""
 
     def pending(self) -> tuple[Checkpoint, ...]:
@@ -227,7 +233,7 @@ class SaveTracker:
         (None, 0) if there is none.
         """
         copies_by_step: dict[int, list[int]] = {}
-        for save, count in self.committed.items():
+        for save, count in self.copies_by_save.items():
             if save.generation == generation and count > 0:
                 copies_by_step.setdefault(save.step, []).append(count)
         complete_steps = [step for step, counts in copies_by_step.items() if len(counts) >= local_ranks]
@@ -238,31 +244,35 @@ class SaveTracker:
     def closed_steps(self, generation: int, local_ranks: int, last_step: int) -> ClosedSteps:
         """Returns the steps of `generation` up to `last_step` at which this worker makes no more saves."""
         rank_count_by_step: dict[int, int] = {}
-        for save in self.handed:
+        for save in self.staged_not_lost:
             if save.generation == generation:
                 rank_count_by_step[save.step] = rank_count_by_step.get(save.step, 0) + 1
         complete_steps = tuple(sorted(step for step, count in rank_count_by_step.items() if count >= local_ranks))
-        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.generation == generation else 0
+        forgotten = (
+            self.newest_forgotten.step
+            if self.newest_forgotten is not None and self.newest_forgotten.generation == generation
+            else 0
+        )
         return ClosedSteps(last_step, complete_steps, forgotten)
 
 
 def track_staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """Records a save that a trainer has staged."""
-    handed = (*(s for s in tracker.handed if s.generation == save.generation and s != save), save)
+    handed = (*(s for s in tracker.staged_not_lost if s.generation == save.generation and s != save), save)
     steps = sorted({s.step for s in handed})
-    forgotten = tracker.forgotten
+    forgotten = tracker.newest_forgotten
     if len(steps) > _MAX_HANDED_STEPS:
         forgotten = Checkpoint(save.generation, steps[-_MAX_HANDED_STEPS - 1])
         handed = tuple(s for s in handed if s.step > forgotten.step)
     staged = (*(s for s in tracker.staged if s != save), save)
-    return replace(tracker, staged=staged, handed=handed, forgotten=forgotten)
+    return replace(tracker, staged=staged, staged_not_lost=handed, newest_forgotten=forgotten)
 
 
 def track_written(tracker: SaveTracker, save: RankSave, copies: int) -> SaveTracker:
     """Records the number of memory servers that now have a complete copy of the save."""
-    committed = {**tracker.committed, save: copies}
+    committed = {**tracker.copies_by_save, save: copies}
     newest = sorted({s.checkpoint for s in committed})[-_MAX_CHECKPOINTS:]
-    return replace(tracker, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
+    return replace(tracker, copies_by_save={s: n for s, n in committed.items() if s.checkpoint in newest})
 
 
 def track_freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
@@ -272,7 +282,7 @@ def track_freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
 
 def track_lost(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """Forgets a save that no memory server was asked to commit."""
-    return replace(tracker, handed=tuple(s for s in tracker.handed if s != save))
+    return replace(tracker, staged_not_lost=tuple(s for s in tracker.staged_not_lost if s != save))
 
 
 # ---- staging memory --------------------------------------------------------------------------------------------------
@@ -310,9 +320,9 @@ class _RankArena:
 
     file: MemoryFile
     flush: Flusher
-    inside: dict[int, RankSave]
+    flushing_by_slot: dict[int, RankSave]
     """Save that is being flushed from each slot."""
-    fenced: dict[int, tuple[RankSave, Staged]]
+    last_staged: dict[int, tuple[RankSave, Staged]]
     """Save that was last staged in each slot; it can be read until the slot is written again."""
 
 
@@ -355,7 +365,7 @@ class StagingMemory:
         for endpoint in endpoints:
             if endpoint.instance == server:
                 job = self._job
-                return MemoryServerClient(endpoint, job.job, account_of(job), job.memory_call_timeout_seconds)
+                return MemoryServerClient(endpoint, job.job, worker_credentials(job), job.memory_call_timeout_seconds)
         raise TierUnavailable(f"{server} is not among this generation's memory servers, so its address is unknown")
 
     async def grant_arena(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
@@ -398,7 +408,7 @@ class StagingMemory:
     async def _allocate(self, local: int, slot_bytes: int) -> ArenaGrant:
         arena = self._arenas.get(local)
         if arena is not None and arena.file.slot_bytes >= slot_bytes:
-            return ArenaGrant(arena.file, tuple(sorted(arena.inside)), 0.0)
+            return ArenaGrant(arena.file, tuple(sorted(arena.flushing_by_slot)), 0.0)
         start_seconds = time.monotonic()
         slot_bytes_by_rank = {number: allocated.file.slot_bytes for number, allocated in self._arenas.items()}
         missing = missing_bytes(self._needs, slot_bytes_by_rank)
@@ -410,13 +420,13 @@ class StagingMemory:
             del self._arenas[local]  # removed first, since allocating the larger one may fail
             await asyncio.to_thread(self._release_arena, arena)
         file = MemoryFile(f"rank-{local}", slot_bytes)
-        await asyncio.to_thread(file.touch)
+        await asyncio.to_thread(file.prefault)
         self._arenas[local] = self._new_arena(local, file)
         return ArenaGrant(file, (), time.monotonic() - start_seconds)
 
     def _reject(self, local: int, reason: str) -> None:
         """Records a rejected request: a notice is sent for the first one, and heartbeats report it while it lasts."""
-        is_first = not self._needs.rejected
+        is_first = not self._needs.rejection_reasons
         self._needs = with_denial(self._needs, local, reason)
         if is_first:
             self._watcher.on_notice("StagingMemoryUnavailable", reason)
@@ -428,8 +438,8 @@ class StagingMemory:
         if arena is None:
             _log.error("local rank %d staged %s, but has no staging memory: the save is ignored", local, save)
             return
-        arena.inside[message.slot] = save
-        arena.fenced[message.slot] = (save, message)
+        arena.flushing_by_slot[message.slot] = save
+        arena.last_staged[message.slot] = (save, message)
         self.tracker = track_staged(self.tracker, save)
         self._needs = with_staged(self._needs, local, message.stream_bytes + message.values_bytes)
         staged_save = StagedSave(
@@ -454,7 +464,9 @@ class StagingMemory:
     async def flush(self, timeout_seconds: float) -> bool:
         """Waits until all staged saves are flushed or abandoned; returns whether that came within the timeout."""
         flushers = [arena.flush for arena in self._arenas.values()]
-        return all(await asyncio.gather(*(asyncio.to_thread(flusher.flush, timeout_seconds) for flusher in flushers)))
+        return all(
+            await asyncio.gather(*(asyncio.to_thread(flusher.wait_until_idle, timeout_seconds) for flusher in flushers))
+        )
 
     async def close(self) -> None:
         """Abandons unflushed saves, joins the flushers' threads, unmaps the memory."""
@@ -468,10 +480,10 @@ class StagingMemory:
             return lambda *values: self._call_on_loop(functools.partial(call, *values))
 
         watcher = FlushListener(
-            on_freed=on_loop(functools.partial(self._on_freed, local)),
-            on_saved=on_loop(self._on_saved),
+            on_slot_freed=on_loop(functools.partial(self._on_freed, local)),
+            on_copied=on_loop(self._on_saved),
             on_notice=on_loop(self._watcher.on_notice),
-            on_lost=on_loop(self._on_lost),
+            on_save_lost=on_loop(self._on_lost),
         )
         arena = FlushArena(file.memory, SLOTS, file.slot_bytes)
         flusher = Flusher(arena, self._incarnation, self.open_tier, watcher, self._options)
@@ -487,7 +499,7 @@ class StagingMemory:
     def _set_targets(self, flusher: Flusher, local: int) -> None:
         if self._servers is not None:
             all_instances = frozenset(endpoint.instance for endpoint in self._servers.servers)
-            flusher.set_targets(self._servers.targets_of(local), all_instances, self._servers.replicas)
+            flusher.set_targets(self._servers.targets_of_rank(local), all_instances, self._servers.replicas)
 
     def _on_saved(self, save: RankSave, copies: int) -> None:
         self.tracker = track_written(self.tracker, save, copies)
@@ -498,20 +510,20 @@ class StagingMemory:
 
     def _on_freed(self, local: int, slot: int, step: int, was_saved: bool) -> None:
         arena = self._arenas.get(local)
-        save = arena.inside.pop(slot, None) if arena is not None else None
+        save = arena.flushing_by_slot.pop(slot, None) if arena is not None else None
         if save is not None:
             self.tracker = track_freed(self.tracker, save)
         self._watcher.on_freed(local, slot, step, was_saved)
         self._watcher.on_progress()
 
     def _release_arena(self, arena: _RankArena) -> None:
-        if not arena.flush.flush(_REPLACE_SECONDS):
+        if not arena.flush.wait_until_idle(_REPLACE_SECONDS):
             _log.warning("abandoned staged saves in an arena that is too small now: their memory servers do not answer")
         arena.flush.close()
         arena.file.close()
 
 
 def _reusable_saves_in(arena: _RankArena, checkpoint: Checkpoint) -> tuple[StagedSaves, int | None]:
-    matching = [(save, message) for save, message in arena.fenced.values() if save.checkpoint == checkpoint]
+    matching = [(save, message) for save, message in arena.last_staged.values() if save.checkpoint == checkpoint]
     saves = tuple((save.rank, message.slot, message.stream_bytes, message.layout) for save, message in matching)
     return StagedSaves(arena.file.slot_bytes, saves), arena.file.fd if saves else None

@@ -165,8 +165,13 @@ class TrainerSessionHandler:
         """Admits a trainer of the current generation; returns the reason as text if it rejects the process."""
         state, assign = self._agent.state, self._agent.state.assign
         rank_text = f"rank {attach.rank} of generation {attach.generation} (pid {attach.pid})"
-        if assign is None or attach.generation != state.started or assign.generation != state.started or state.killing:
-            return f"{rank_text} does not belong to generation {state.claimed}"
+        if (
+            assign is None
+            or attach.generation != state.started_generation
+            or assign.generation != state.started_generation
+            or state.killing
+        ):
+            return f"{rank_text} does not belong to generation {state.claimed_generation}"
         rank = next((r for r in state.ranks if r.rank == attach.rank and r.alive), None)
         if rank is None:
             return f"{rank_text} is not a rank of this worker"
@@ -178,7 +183,7 @@ class TrainerSessionHandler:
             )
         self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.generation}
         self._attached[attach.generation, attach.rank] = attach.pid
-        self._agent.dispatch(on.TrainerMessage(state.started, rank.local, attach, time.monotonic()))
+        self._agent.dispatch(on.TrainerMessage(state.started_generation, rank.local, attach, time.monotonic()))
         job = self._job
         return line.Attached(
             job=job.job,
@@ -202,7 +207,7 @@ class TrainerSessionHandler:
         """Handles a trainer's message; ignores those of older generations."""
         state, generation = self._agent.state, trainer.generation
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
-        if local is None or generation != state.started:
+        if local is None or generation != state.started_generation:
             return
         if isinstance(message, BarrierReply | BarrierReached) and message.generation != generation:
             return  # a rank replies for its own generation only
@@ -225,7 +230,7 @@ class TrainerSessionHandler:
             case line.TrainerNotice(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
             case line.MetricsReport(deltas=deltas):
-                self._agent.sums.add(deltas)
+                self._agent.sums.add_increases(deltas)
             case line.CollectivesReport():
                 self._agent.inquiry.add_reply(trainer.rank, message)
             case line.Attach():
@@ -238,7 +243,7 @@ class TrainerSessionHandler:
         state = self._agent.state
         rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:
-            self._agent.trainer_server.send(state.started, rank, line.SlotFreed(slot, step, was_saved))
+            self._agent.trainer_server.send(state.started_generation, rank, line.SlotFreed(slot, step, was_saved))
 
     def close(self) -> None:
         self._ledger.close()

@@ -111,7 +111,7 @@ class ActivityMonitor:
     data count as work: all else may wait for the device, which may wait for other ranks.
     """
 
-    def __init__(self, objects: Iterable[Any], rank: int, world: int) -> None:
+    def __init__(self, objects: Iterable[Any], rank: int, world_size: int) -> None:
         models = [one for one in objects if isinstance(one, torch.nn.Module)]
         parameters = [parameter for model in models for parameter in model.parameters()]
         self._rank = rank
@@ -125,7 +125,7 @@ class ActivityMonitor:
         """Looks, those that found it at work, and in which lines of the loop: a value, never changed."""
         self._samples = 0
         self._loop = LoopLines(())
-        self._wanted = world >= MIN_RANKS
+        self._wanted = world_size >= MIN_RANKS
         if self._wanted:
             register_at_exit(self.close)
 

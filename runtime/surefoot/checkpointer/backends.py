@@ -24,11 +24,11 @@ from surefoot.errors import ConfigurationError
 from surefoot.flush.garbage_collection import RetentionThread
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.memory_server.connection import account_of
+from surefoot.memory_server.connection import worker_credentials
 from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
-from surefoot.restore.catalogue import Further, SaveSource, persistent_source, server_sources, source_job_source
-from surefoot.settings import JobSettings, job_settings, settings_elsewhere
+from surefoot.restore.catalogue import FurtherSources, SaveSource, persistent_source, server_sources, source_job_source
+from surefoot.settings import JobSettings, job_settings, persistent_settings_at
 from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 _OWN_FOLDER = "surefoot-checkpoints"
@@ -60,7 +60,7 @@ class ConnectedBackend:
     sources: tuple[SaveSource, ...]
     patience_seconds: float | None
     source_job_source: SaveSource | None = None
-    further: Further | None = None
+    further: FurtherSources | None = None
     """Asks for the holders that are not among `sources`; None: there are none."""
     agreement: RestoreAgreement | None = None
     """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
@@ -97,7 +97,9 @@ def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) ->
     about, older = link.attached, link.attached.source_job
 
     def opened(endpoints: Iterable[MemoryServerEndpoint]) -> list[SaveSource]:
-        return server_sources(endpoints, settings.job, account_of(settings), node, settings.memory_call_timeout_seconds)
+        return server_sources(
+            endpoints, settings.job, worker_credentials(settings), node, settings.memory_call_timeout_seconds
+        )
 
     def further() -> list[SaveSource] | None:
         every, named = link.fetch_all_servers(), frozenset(about.servers)
@@ -106,7 +108,7 @@ def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) ->
     sources = opened(about.servers)
     if settings.persistent is not None:
         sources.append(persistent_source(settings.persistent, settings.job))
-    begun_from = None if older is None else source_job_source(settings_elsewhere(settings, older.uri), older.uid)
+    begun_from = None if older is None else source_job_source(persistent_settings_at(settings, older.uri), older.uid)
     return ConnectedBackend(
         link, settings, tuple(sources), None, begun_from, further=further if about.is_partial else None
     )
@@ -126,7 +128,7 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
         return open_persistent(persistent, settings.job)
 
     def claim() -> str:
-        with closing(open_persistent(persistent, settings.job, begin=True)) as tier:
+        with closing(open_persistent(persistent, settings.job, create_root=True)) as tier:
             return library.claim(tier, world.size, allowed=library.Allowed.of(environment))
 
     decision = library.StartDecision.from_text(decide_on_rank_zero(world, claim))

@@ -90,14 +90,14 @@ def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:
             f"the batches of {steps} steps are left out by {', '.join(able)}: they led to a loss that was rolled back"
         )
         _log.warning("%s", text)
-        link.notify("DataSkipped", text)
+        link.report_notice("DataSkipped", text)
         return
     text = (
         f"the batches of {steps} steps led to a loss that was rolled back, and no object given to Checkpointer can leave"
         " them out: they are trained on again. Give it a loader with skip_steps(steps), as surefoot.ElasticLoader"
     )
     _log.warning("%s", text)
-    link.notify("DataSkipUnsupported", text)
+    link.report_notice("DataSkipUnsupported", text)
 
 
 # ---- checkpointer ----------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Checkpointer:
         level = self._saves.interval_exponent
         if at_barrier:
             self._saves.save_and_wait(self._step)
-        elif self._saves.schedule.due(self._step, level):
+        elif self._saves.schedule.is_due(self._step, level):
             skipped = self._saves.save_if_slot_free(self._step, level)
         self._reports.report(self._step, told, stall, skipped, level)
         if at_barrier:
@@ -263,7 +263,7 @@ class Checkpointer:
         with self._reports.not_counted():
             self._saver.wait()
             saved = self._saver.staged_step == self._step or self._saves.save_and_wait(self._step)
-            saved = self._backend.flush(ending.seconds_left) and saved
+            saved = self._backend.wait_for_flush(ending.seconds_left) and saved
         _log.warning("SIGTERM: step %d is %s", self._step, "saved" if saved else "not saved in time")
         ending.wait_for_others()
         ending.pass_on()
@@ -425,7 +425,7 @@ class Checkpointer:
         for hook in self._hooks:
             hook.remove()
         self._saver.wait()
-        if not self._backend.flush(flush_seconds):
+        if not self._backend.wait_for_flush(flush_seconds):
             _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
         self._saver.close()
         self._connected.close(self._step, offered)

@@ -27,15 +27,15 @@ from surefoot.geometry import Box
 from surefoot.geometry.sharding import Grid
 from surefoot.ipc.save_backend import ReusableSave, SaveBackend
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.protocol.checkpoints.completeness import on_lineage
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.completeness import is_on_lineage
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 from surefoot.protocol.checkpoints.save_state import tied_objects
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.progress import AnomalyRun
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import CommonDestinations, ExchangeFailed
 from surefoot.restore.fetch import BoxReceiver, Destination
-from surefoot.restore.read_plan import replicated_destinations
+from surefoot.restore.read_plan import group_shared_destinations
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.state import AllowedDifferences, Entry, Program, SavedTensor, read_values
 
@@ -100,8 +100,8 @@ class GlooPeers:
     """`restore.exchange.Peers` between ranks of a process group."""
 
     def __init__(self, store: Any, name: str, members: tuple[int, ...], rank: int, wait_seconds: float) -> None:
-        self.members, self.own_rank = members, members.index(rank)
-        self.wait_seconds = wait_seconds
+        self.members, self.own_index = members, members.index(rank)
+        self.timeout_seconds = wait_seconds
         self._store, self._name = store, name
         self._group: Any = None
         self._calls = 0
@@ -113,13 +113,13 @@ class GlooPeers:
         """
         keys = [f"{self._name}/{rank}" for rank in self.members]
         try:
-            self._store.set(keys[self.own_rank], mine)
+            self._store.set(keys[self.own_index], mine)
             try:
-                self._store.wait(keys, timedelta(seconds=self.wait_seconds))
+                self._store.wait(keys, timedelta(seconds=self.timeout_seconds))
             except _TORCH_MESSAGE as late:
-                self._store.set(keys[self.own_rank], WITHDRAWN)
+                self._store.set(keys[self.own_index], WITHDRAWN)
                 raise ExchangeFailed(
-                    f"not all of ranks {self.members} came within {self.wait_seconds} s: {_short(late)}"
+                    f"not all of ranks {self.members} came within {self.timeout_seconds} s: {_short(late)}"
                 ) from late
             return [self._store.get(key).decode(errors="replace") for key in keys]
         except _TORCH_MESSAGE as broken:
@@ -132,11 +132,11 @@ class GlooPeers:
         try:
             group = self._join()
             for step in range(1, count):
-                source = (self.own_rank - step) % count
+                source = (self.own_index - step) % count
                 if into[source].nbytes:
                     works.append(group.recv([torch.frombuffer(into[source], dtype=torch.uint8)], source, self._calls))
             for step in range(1, count if sent.nbytes else 1):
-                target = (self.own_rank + step) % count
+                target = (self.own_index + step) % count
                 works.append(group.send([torch.frombuffer(sent, dtype=torch.uint8)], target, self._calls))
         except _TORCH_MESSAGE as broken:
             raise self._lost(broken) from broken
@@ -144,7 +144,7 @@ class GlooPeers:
         def wait() -> None:
             try:
                 for work in works:
-                    work.wait(timedelta(seconds=self.wait_seconds))
+                    work.wait(timedelta(seconds=self.timeout_seconds))
             except _TORCH_MESSAGE as broken:
                 raise self._lost(broken) from broken
 
@@ -159,8 +159,8 @@ class GlooPeers:
             from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
             store = PrefixStore(f"{self._name}/gloo", self._store)
-            limit = timedelta(seconds=self.wait_seconds)
-            self._group = ProcessGroupGloo(store, self.own_rank, len(self.members), limit)
+            limit = timedelta(seconds=self.timeout_seconds)
+            self._group = ProcessGroupGloo(store, self.own_index, len(self.members), limit)
         return self._group
 
     def _lost(self, problem: Exception) -> ExchangeFailed:
@@ -200,7 +200,7 @@ class Relays:
         """This thread's."""
         made: dict[bool, torch.Tensor] = self._mine.__dict__.setdefault("buffers", {})
         if pinned not in made:
-            made[pinned] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+            made[pinned] = torch.empty(MAX_CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         return made[pinned]
 
     def finish(self) -> None:
@@ -217,12 +217,12 @@ class TensorRelay:
         self._live, self._relays = live, relays
         self._pinned = live.device.type == "cuda"
 
-    def room(self, size_bytes: int) -> memoryview:
+    def part_buffer(self, size_bytes: int) -> memoryview:
         """Gives the beginning of this thread's buffer."""
         memory: memoryview = self._relays.buffer(self._pinned).numpy().data
         return memory[:size_bytes]
 
-    def take(self, part: Box) -> None:
+    def write_part(self, part: Box) -> None:
         """Copies what was written there to its place.
 
         A copy to a device has read it when this returns.
@@ -265,7 +265,7 @@ def restore(
                 return parent.step
             continue  # all ranks chose another
         except Unreadable as problem:
-            link.restore_failed(parent, problem.absent, str(problem))
+            link.report_restore_failure(parent, problem.absent, str(problem))
             if together is None:
                 # the operator chooses another checkpoint and has this process killed; ending first would look like a fault
                 threading.Event().wait(DECISION_SECONDS)
@@ -282,11 +282,11 @@ def _restore_from(
     begun = time.perf_counter()
     share, fit = how
     link, about, together = connected.backend, connected.backend.attached, connected.agreement
-    with _collector_paused(), _reader(connected, parent, link.reusable_saves(parent)) as reader:
+    with _collector_paused(), _reader(connected, parent, link.find_reusable_saves(parent)) as reader:
         try:
             same_world = reader.world_size == about.world_size
-            shared = read_values(reader.values(0))
-            own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
+            shared = read_values(reader.read_values(0))
+            own = shared if about.rank == 0 else read_values(reader.read_values(about.rank)) if same_world else None
             if not same_world:
                 _divide(program, reader, link)
             told = _prepare(program, reader, (shared, own), about.rank, fit)
@@ -305,12 +305,12 @@ def _restore_from(
         before = shared if own is None else own
         program.recent, program.anomalies = (
             before.get("recent") or {},
-            AnomalyRun.of_saved(before.get("anomalies") or {}),
+            AnomalyRun.from_stored_values(before.get("anomalies") or {}),
         )
         _report_differences(link, told)
         link.report_restore(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.anomalies)
         for damage in reader.heal(about.generation):
-            link.notify("CorruptionDetected", damage)
+            link.report_notice("CorruptionDetected", damage)
     return True
 
 
@@ -319,12 +319,12 @@ def _divide(program: Program, reader: CheckpointReader, link: SaveBackend) -> No
     refuses."""
 
     def states_of(name: str) -> list[Any]:
-        return [read_values(reader.values(rank))["parts"][name] for rank in range(reader.world_size)]
+        return [read_values(reader.read_values(rank))["parts"][name] for rank in range(reader.world_size)]
 
-    tied = tied_objects(reader.manifest(rank) for rank in range(reader.world_size))
+    tied = tied_objects(reader.manifest_of(rank) for rank in range(reader.world_size))
     for sentence in program.divide(tied, reader.world_size, states_of):
         _log.warning("%s", sentence)
-        link.notify("StateReset", sentence)
+        link.report_notice("StateReset", sentence)
 
 
 @contextmanager
@@ -369,9 +369,9 @@ def load_weights(
 def list_restorable(connected: ConnectedBackend) -> list[Checkpoint]:
     """Lists complete checkpoints oldest first, led by an older job's parent."""
     lineage, about = connected.lineage(), connected.backend.attached
-    complete = read_catalogue(connected.sources, further=connected.further).complete()
-    own = [checkpoint for checkpoint in complete if on_lineage(lineage, checkpoint, about.generation)]
-    return [about.parent, *own] if about.parent is not None and about.parent.imported else own
+    complete = read_catalogue(connected.sources, further_sources=connected.further).complete_checkpoints()
+    own = [checkpoint for checkpoint in complete if is_on_lineage(lineage, checkpoint, about.generation)]
+    return [about.parent, *own] if about.parent is not None and about.parent.is_imported else own
 
 
 def _prepare(
@@ -394,16 +394,16 @@ def _report_differences(link: SaveBackend, told: list[str]) -> None:
         _log.warning("%s", sentence)
         metrics.fallbacks.labels("restored_with_differences").inc()
     for sentence in told[:MAX_REPORTED_DIFFERENCES]:
-        link.notify("RestoredWithDifferences", sentence)
+        link.report_notice("RestoredWithDifferences", sentence)
     if len(told) > MAX_REPORTED_DIFFERENCES:
-        link.notify(
+        link.report_notice(
             "RestoredWithDifferences", f"and {len(told) - MAX_REPORTED_DIFFERENCES} more differences, which the log has"
         )
 
 
 def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, SavedTensor]:
     """Describes a checkpoint's tensors, with those local to rank `own`."""
-    found = reader.layouts.tensors(own, every)
+    found = reader.layouts.list_tensors(own, every)
     return {name: SavedTensor(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 
 
@@ -424,10 +424,10 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeer
         same.append(place.same)
     common = []
     if others is not None:
-        groups = replicated_destinations(
+        groups = group_shared_destinations(
             [d.wanted_box() for d in destinations], same, others.rank, others.options.min_bytes
         )
-        common = [CommonDestinations(group.numbers, others.subgroup(group.members)) for group in groups]
+        common = [CommonDestinations(group.destination_indexes, others.subgroup(group.members)) for group in groups]
     taken = reader.read(destinations, common)
     relays.finish()
     return taken.source, taken.read_bytes
@@ -446,11 +446,11 @@ def _reader(
     connected: ConnectedBackend, checkpoint: Checkpoint, left: Mapping[int, ReusableSave] | None = None
 ) -> CheckpointReader:
     rank = connected.backend.attached.rank
-    options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
-    if not checkpoint.imported:
+    options = ReadOptions(reader_rank=rank, patience_seconds=connected.patience_seconds)
+    if not checkpoint.is_imported:
         catalogue = read_catalogue(connected.sources, checkpoint, connected.further)
         return CheckpointReader(checkpoint, catalogue, options, left)
     if connected.source_job_source is None:
         raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
-    older = checkpoint.negated()
+    older = checkpoint.with_negated_generation()
     return CheckpointReader(older, read_catalogue([connected.source_job_source], older), options)

@@ -22,7 +22,7 @@ from surefoot.checkpointer.usage_checks import StateGuard
 from surefoot.errors import StagingMemoryUnavailable, StateNotRestorable
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Staged
-from surefoot.save_schedule import RankBackoff, Schedule
+from surefoot.save_schedule import RankBackoff, SaveSchedule
 from surefoot.staging import Arena, CopyOutcome, CopySource, Stager
 from surefoot.state import Entry, PieceRange, SavePlan, save_plan, structure_of
 
@@ -125,17 +125,17 @@ class Saver:
 
         `step` is where the program is now.
         """
-        return (self._started_step if self._stager.busy else step) - 1
+        return (self._started_step if self._stager.is_busy else step) - 1
 
     def join(self) -> None:
         """Finishes the copies before an optimizer changes their tensors."""
         begun = time.perf_counter()
-        self._stager.join()
+        self._stager.join_copies()
         self._count_stall(begun)
 
     def wait(self) -> None:
         """Waits until the current save is sealed and handed over, or fails."""
-        self._stager.wait()
+        self._stager.wait_for_save()
 
     def close(self) -> None:
         """Ends the copying thread after the save under way."""
@@ -193,7 +193,7 @@ class Saver:
         plan = self._plan_for(entries)
         values = self._program.values(step)
         arena = self._arena_for(plan, len(values))
-        index = self._link.free_slot(wait_seconds)
+        index = self._link.wait_for_free_slot(wait_seconds)
         if index is None:
             metrics.checkpoint_skipped.inc()
             return "skipped"
@@ -203,7 +203,7 @@ class Saver:
         eager, lazy = self._pieces
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
         self._started_step = step
-        self._stager.start(slot, eager, lazy, self._sealing(message, begun))
+        self._stager.start_save(slot, eager, lazy, self._sealing(message, begun))
         return "staged"
 
     def _plan_for(self, entries: Sequence[Entry]) -> SavePlan:
@@ -211,7 +211,7 @@ class Saver:
         if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
             self._sources.clear()
-            self._stager.forget()
+            self._stager.release_prepared()
         if not same:
             self._entries = entries
             self._pieces = self._divided(self._plan, entries)
@@ -226,7 +226,7 @@ class Saver:
         if self._arena is None or self._arena.slot_bytes < needed:
             wanted = -(-(needed + VALUES_ROOM_BYTES) // PAGE_BYTES) * PAGE_BYTES
             if self._arena is not None:
-                self._link.flush(60.0)  # what drains from the old memory must be out of it
+                self._link.wait_for_flush(60.0)  # what drains from the old memory must be out of it
                 self._arena.close()
             self._reported.clear()  # whoever drains the new memory has heard of no layout
             self._arena = Arena(*self._link.request_arena(wanted))
@@ -279,7 +279,7 @@ class Saver:
         metrics.checkpoint_failures.labels(tier="staging", reason=reason).inc()
         _log.warning("%s", text)
         try:
-            self._link.notify("SaveFailed", text)
+            self._link.report_notice("SaveFailed", text)
         except Exception:  # noqa: BLE001  # a word that nobody hears must not stop the training either
             _log.exception("nobody could be told that the save of step %d failed", step)
 
@@ -323,7 +323,7 @@ def _dropped(step: int, changed: Sequence[str]) -> str:
 def _source(entry: Entry, portion: PieceRange) -> CopySource:
     live, where = entry.local_part, (portion.tile, portion.start, portion.stop)
     if portion.within.lengths == entry.location.box.lengths:
-        return CopySource(portion.name, live, live, *where, own=entry.own_tensor())
+        return CopySource(portion.name, live, live, *where, plain_tensor=entry.own_tensor())
     slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
     return CopySource(portion.name, lambda: live()[slices], live, *where, slices)
 
@@ -340,7 +340,7 @@ class StepSaves:
     """Saves steps of one rank, and knows what the last save cost."""
 
     def __init__(self, saver: Saver, link: SaveBackend, guard: StateGuard) -> None:
-        self.schedule = Schedule(link.attached.interval_steps, link.attached.persistent_interval_steps)
+        self.schedule = SaveSchedule(link.attached.interval_steps, link.attached.persistent_interval_steps)
         self.stall_seconds: float | None = None
         """Of the last save whose stall was taken."""
         self._saver, self._link, self._guard = saver, link, guard
@@ -364,7 +364,7 @@ class StepSaves:
             return True
         text = f"step {step} is not saved: {since} since step() was called; save or close right behind step()"
         _log.warning("%s", text)
-        self._link.notify("SaveSkipped", text)
+        self._link.report_notice("SaveSkipped", text)
         return False
 
     def stall_of_last_save(self) -> float | None:
@@ -393,5 +393,5 @@ class StepSaves:
         self._saver.wait()
         self._saved_before = True
         if result == "skipped":
-            self._link.notify("SaveSkipped", f"step {step} had to be saved, and no slot was free: it is not")
+            self._link.report_notice("SaveSkipped", f"step {step} had to be saved, and no slot was free: it is not")
         return self._saver.staged_step == step

@@ -23,7 +23,7 @@ from surefoot.fault_files import consume_fault, fault_file
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import PauseReport, StepReport
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
-from surefoot.protocol.progress import AnomalyKind, AnomalyRun, Progress, RecentValues, spike_text
+from surefoot.protocol.progress import AnomalyKind, AnomalyRun, Progress, RecentValues, describe_spike
 from surefoot.state import Program
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class LossCheck:
         kind, text = self._judged(step, loss, gradient_norm)
         for name, value in ((_LOSS, loss), (_NORM, gradient_norm)):
             if value is not None:
-                self._recent[name] = self._recent[name].followed_by(value)
+                self._recent[name] = self._recent[name].with_value(value)
         if kind == "not-finite":
             metrics.nonfinite_losses.inc()
         elif kind:
@@ -146,9 +146,9 @@ class LossCheck:
         if kind and kind != self._last and self._backend.attached.rank == 0:
             said = f"{text}: checkpoints from here on hold what led to it"
             _log.warning("%s", said)
-            self._backend.notify("LossNonFinite" if kind == "not-finite" else "LossSpike", said)
+            self._backend.report_notice("LossNonFinite" if kind == "not-finite" else "LossSpike", said)
         self._last = kind
-        self.anomalies = self.anomalies.followed_by(step, kind, text)
+        self.anomalies = self.anomalies.with_step(step, kind, text)
         program.suspect, program.recent, program.anomalies = bool(kind), self.history, self.anomalies
         return kind
 
@@ -171,7 +171,7 @@ class LossCheck:
             return "not-finite", f"the loss of step {step} is {loss}"
         for name, value in ((_LOSS, loss), (_NORM, gradient_norm)):
             # a gradient norm that is no number is a spike: a scaler of mixed precision leaves such a step out by itself
-            far = "" if value is None else spike_text(name, _number(value), self._recent[name])
+            far = "" if value is None else describe_spike(name, _number(value), self._recent[name])
             if far:
                 return "spike", f"step {step} has a {far}"
         return "", ""

@@ -33,7 +33,7 @@ class TokenBucket:
         self._stopped = False
         self._changed = threading.Condition()
 
-    def take(self, amount: int) -> bool:
+    def wait_for(self, amount: int) -> bool:
         """Takes `amount` bytes from the bucket and waits until they are covered; False once stopped."""
         with self._changed:
             if not self._lifted:
@@ -44,7 +44,7 @@ class TokenBucket:
                 self._changed.wait_for(lambda: self._lifted or self._stopped, max(0.0, -self._tokens / self._rate))
             return not self._stopped
 
-    def limit(self, limited: bool) -> None:
+    def set_limited(self, limited: bool) -> None:
         """Enables or lifts the limit; lifting it releases every waiting `take`."""
         with self._changed:
             is_lifted = not limited or self._rate <= 0
@@ -73,13 +73,13 @@ class Bandwidth:
     persistent: TokenBucket = field(default_factory=TokenBucket)
     """Limit of uploads to the persistent tier."""
 
-    def limit(self, limited: bool) -> None:
+    def set_limited(self, limited: bool) -> None:
         """Enables or lifts both limits; they are is_lifted while nothing trains, as there is nothing to protect."""
-        self.memory.limit(limited)
-        self.persistent.limit(limited)
+        self.memory.set_limited(limited)
+        self.persistent.set_limited(limited)
 
 
-def bandwidth_of(job: JobSettings) -> Bandwidth:
+def build_bandwidth(job: JobSettings) -> Bandwidth:
     """Builds the limits that the job's settings ask for."""
     uploads = job.persistent.bytes_per_second if job.persistent is not None else 0.0
     return Bandwidth(TokenBucket(job.memory_bytes_per_second), TokenBucket(uploads))

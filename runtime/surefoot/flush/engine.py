@@ -56,7 +56,7 @@ from surefoot.flush.state_machine import (
     TransferFenced,
     TransferStopped,
     WriteTo,
-    step,
+    apply_event,
 )
 from surefoot.format.layouts import DIGEST_BYTES, Stream, block_digests, read_layout
 from surefoot.format.manifests import build_manifest
@@ -94,7 +94,7 @@ class SaveWork:
         self.chunk_lengths = layout.layout.chunk_lengths()
         self.stream = memory[: staged.stream_bytes]
         self.values = bytes(memory[staged.stream_bytes : end])
-        self.table = b""
+        self.digest_table = b""
         self._manifest: RankManifest | None = None
         self._digests: dict[int, bytes] = {}
         self._claimed_chunks: set[int] = set()
@@ -105,7 +105,7 @@ class SaveWork:
         if not self.chunk_lengths:
             self._build_manifest()
 
-    def digest(self, index: int) -> None:
+    def compute_digests(self, index: int) -> None:
         """Computes a chunk's digests, unless another writer does or did; after the last chunk also the manifest."""
         with self._lock:
             if index in self._claimed_chunks:
@@ -125,36 +125,36 @@ class SaveWork:
                 self._lock.notify_all()
             raise
 
-    def digests(self, index: int) -> bytes:
+    def wait_for_digests(self, index: int) -> bytes:
         """Waits for the digests of a chunk that a writer has begun; empty if they could not be computed."""
         with self._lock:
             self._lock.wait_for(lambda: index in self._digests or self._digests_ended.is_set())
             return self._digests.get(index, b"")
 
     def _build_manifest(self) -> None:
-        self.table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))
-        staged, tables = self.staged, (self.table, self.values)
+        self.digest_table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))
+        staged, tables = self.staged, (self.digest_table, self.values)
         self._manifest = build_manifest(
             staged.save, staged.world_size, staged.incarnation, self.layout, tables, saved_at=time.time()
         )
         self._digests_ended.set()
 
-    def manifest(self, target: MemoryServerInstance) -> RankManifest | None:
+    def wait_for_manifest(self, target: MemoryServerInstance) -> RankManifest | None:
         """Waits for the manifest, which needs every chunk's digests; None if the transfer to `target` was stopped."""
         while not self._digests_ended.wait(0.1):
             if self.is_stopped(target):
                 return None
         return self._manifest
 
-    def chunk(self, index: int) -> memoryview:
+    def chunk_view(self, index: int) -> memoryview:
         start = self.layout.layout.chunk_starts[index]
         return self.stream[start : start + self.chunk_lengths[index]]
 
-    def start(self, target: MemoryServerInstance) -> None:
+    def start_transfer(self, target: MemoryServerInstance) -> None:
         with self._lock:
             self._stopped.discard(target)
 
-    def stop(self, target: MemoryServerInstance) -> None:
+    def stop_transfer(self, target: MemoryServerInstance) -> None:
         with self._lock:
             self._stopped.add(target)
 
@@ -181,32 +181,34 @@ class WrittenSave:
     """A complete save on a target, from which unchanged chunks of the next one can be copied."""
 
     save: RankSave
-    layout: str
+    layout_digest: str
     """Digest of its layout record."""
-    table: bytes
+    digest_table: bytes
     """Digests of its blocks, in stream command."""
     copy_depth: int = 0
     """Number of saves since the last one that was sent in full."""
 
-    def has(self, stream: Stream, index: int, digests: bytes) -> bool:
+    def has_equal_chunk(self, stream: Stream, index: int, digests: bytes) -> bool:
         """Whether chunk `index` has these block digests. Both saves have the same layout, `stream`."""
         blocks = stream.blocks_of_chunk(index)
-        return self.table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES] == digests
+        return self.digest_table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES] == digests
 
-    def has_all(self, stream: Stream, indexes: Iterable[int], table: bytes) -> bool:
+    def has_equal_chunks(self, stream: Stream, indexes: Iterable[int], table: bytes) -> bool:
         """Whether several chunks have the block digests that `table`, of the other save, gives for them."""
         blocks = ((index, stream.blocks_of_chunk(index)) for index in indexes)
-        return all(self.has(stream, i, table[b.start * DIGEST_BYTES : b.stop * DIGEST_BYTES]) for i, b in blocks)
+        return all(
+            self.has_equal_chunk(stream, i, table[b.start * DIGEST_BYTES : b.stop * DIGEST_BYTES]) for i, b in blocks
+        )
 
 
-def base_of(written: WrittenSave | None, save: RankSave, layout: str) -> WrittenSave | None:
+def choose_copy_base(written: WrittenSave | None, save: RankSave, layout: str) -> WrittenSave | None:
     """Returns `written` if chunks of `save` may be copied from it; None: send everything."""
-    if written is None or written.save == save or written.save.rank != save.rank or written.layout != layout:
+    if written is None or written.save == save or written.save.rank != save.rank or written.layout_digest != layout:
         return None
     return written if written.copy_depth + 1 < MAX_COPY_DEPTH else None
 
 
-def successor(base: WrittenSave | None, save: RankSave, layout: str, table: bytes) -> WrittenSave:
+def describe_written_save(base: WrittenSave | None, save: RankSave, layout: str, table: bytes) -> WrittenSave:
     """Describes a save after it was written, with chunks copied from `base` if there is one."""
     return WrittenSave(save, layout, table, 0 if base is None else base.copy_depth + 1)
 
@@ -232,7 +234,7 @@ class TargetWriteLock:
         self._failures = 0
 
     @contextmanager
-    def acquired(self, is_stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def acquire(self, is_stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Waits for the lock and keeps it for the block.
 
         Yields `unavailable` as soon as the target fails for a writer ahead: otherwise each waiting writer would run into
@@ -246,7 +248,7 @@ class TargetWriteLock:
                 self._tickets.remove(ticket)
                 self._changed.notify_all()
 
-    def fail(self) -> None:
+    def report_unavailable(self) -> None:
         """Lets every waiting writer give way, because the target does not answer."""
         with self._changed:
             self._failures += 1
@@ -274,7 +276,7 @@ class TargetWriteLocks:
         self._lock = threading.Lock()
         self._locks_by_target: WeakValueDictionary[MemoryServerInstance, TargetWriteLock] = WeakValueDictionary()
 
-    def of(self, target: MemoryServerInstance) -> TargetWriteLock:
+    def lock_of(self, target: MemoryServerInstance) -> TargetWriteLock:
         """Returns the lock that all writers to `target` share."""
         with self._lock:
             lock = self._locks_by_target.get(target)
@@ -335,7 +337,7 @@ class TargetWriter:
         """Queues a command; each is answered exactly once."""
         self._commands.put_nowait(command)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ends the thread after the commands queued so far."""
         self._commands.put_nowait(None)
 
@@ -356,11 +358,11 @@ class TargetWriter:
         self._disconnect()
 
     def _execute_in_turn(self, command: WriterCommand) -> Answer:
-        with self._write_lock.acquired(lambda: command.work.is_stopped(self.target)) as outcome:
+        with self._write_lock.acquire(lambda: command.work.is_stopped(self.target)) as outcome:
             if outcome == "turn":
                 answer = self._execute(command)
                 if isinstance(answer, TargetFailed) and answer.cause == "unavailable":
-                    self._write_lock.fail()
+                    self._write_lock.report_unavailable()
                 return answer
             if outcome == "stopped":
                 return TransferStopped(command.slot, self.target)
@@ -433,26 +435,26 @@ class TargetWriter:
             if work.is_stopped(self.target):
                 self._disconnect()  # answers may still be on their way
                 return TransferStopped(command.slot, self.target)
-            work.digest(index)
+            work.compute_digests(index)
             try:
                 if base is not None and self._try_copy_chunk(tier, base, work, index):
                     continue
             except CopyUnsupported as refusal:
                 base = None
                 self._log_copy_unsupported(refusal)
-            if not self._pace.take(length):
+            if not self._pace.wait_for(length):
                 self._disconnect()
                 return TransferStopped(command.slot, self.target)
-            put(save, index, work.chunk(index))
+            put(save, index, work.chunk_view(index))
             sent += length
             self._stage_hook("chunk")
         # The last parts need every chunk's digests, and are written only once all chunks are stored.
         if pipelined_tier is not None:
             pipelined_tier.wait_stored()
-        manifest = work.manifest(self.target)
+        manifest = work.wait_for_manifest(self.target)
         if manifest is None:
             return TransferStopped(command.slot, self.target)
-        tier.put_digests(save, work.table)
+        tier.put_digests(save, work.digest_table)
         tier.put_values(save, work.values)
         metrics.checkpoint_bytes.labels(self._tier_label).inc(sent)
         metrics.unchanged_bytes.labels(self._tier_label).inc(work.staged.stream_bytes - sent)
@@ -461,13 +463,13 @@ class TargetWriter:
 
     def _commit(self, command: WriterCommand) -> Answer:
         work = command.work
-        manifest = work.manifest(self.target)
+        manifest = work.wait_for_manifest(self.target)
         if manifest is None or work.is_stopped(self.target):
             return TransferStopped(command.slot, self.target)
         tier = self._connect()
         tier.commit(manifest, work.staged.save.generation, work.chunk_lengths)
         base = self._copy_base(work, tier)
-        self._written = successor(base, work.staged.save, work.layout.digest, work.table)
+        self._written = describe_written_save(base, work.staged.save, work.layout.digest, work.digest_table)
         self._failures = ("", 0)
         self._stage_hook("committed")
         return Acknowledged(command.slot, self.target)
@@ -476,11 +478,13 @@ class TargetWriter:
         """The save from which the target can copy unchanged chunks; None: send everything."""
         if not isinstance(tier, SupportsChunkCopy):
             return None
-        return base_of(self._written, work.staged.save, work.layout.digest)
+        return choose_copy_base(self._written, work.staged.save, work.layout.digest)
 
     def _try_copy_chunk(self, tier: Tier, base: WrittenSave, work: SaveWork, index: int) -> bool:
         """Has the target copy an unchanged chunk from `base`; False if the chunk must be sent."""
-        if not isinstance(tier, SupportsChunkCopy) or not base.has(work.layout, index, work.digests(index)):
+        if not isinstance(tier, SupportsChunkCopy) or not base.has_equal_chunk(
+            work.layout, index, work.wait_for_digests(index)
+        ):
             return False
         return tier.copy_chunk(base.save, work.staged.save, index)
 
@@ -512,7 +516,7 @@ class FlushArena:
     """The staging memory of one trainer, mapped by the owner of the `Flusher` and unmapped after its `close`."""
 
     memory: memoryview
-    slots: int
+    slot_count: int
     """Number of slots."""
     slot_bytes: int
     """Size of each slot."""
@@ -522,15 +526,15 @@ class FlushArena:
 class FlushListener:
     """Callbacks about slots and saves, called one at a time from the control thread. They must return at once."""
 
-    on_freed: Callable[[int, int, bool], None]
+    on_slot_freed: Callable[[int, int, bool], None]
     """(slot, step, ok): the trainer may write to the slot again; ok: the save has a copy."""
-    on_saved: Callable[[RankSave, int], None]
+    on_copied: Callable[[RankSave, int], None]
     """(save, copies): called each time one more target has the save."""
     on_notice: Callable[[str, str], None]
     """(reason, text): an event to publish."""
-    on_lost: Callable[[RankSave], None] = lambda _: None
+    on_save_lost: Callable[[RankSave], None] = lambda _: None
     """(save): its slot is freed, and no target was ever asked to commit the save, so no copy exists."""
-    on_full: Callable[[RankSave], None] = lambda _: None
+    on_target_full: Callable[[RankSave], None] = lambda _: None
     """(save): a target has no space for the save."""
 
 
@@ -544,11 +548,11 @@ class FlushOptions:
 
     limits: RetryLimits = field(default_factory=RetryLimits)
     stage_hook: StageHook = no_stage_hook
-    pace: TokenBucket = field(default_factory=TokenBucket)
+    rate_limit: TokenBucket = field(default_factory=TokenBucket)
     """Bandwidth limit of copies to other nodes, shared by all flushers of the worker."""
     node: str = ""
     """Name of this worker's node; copies to its own memory server are not limited."""
-    turns: TargetWriteLocks = field(default_factory=TargetWriteLocks)
+    write_locks: TargetWriteLocks = field(default_factory=TargetWriteLocks)
     """Write locks of the targets, shared by the flushers of one agent."""
 
 
@@ -560,14 +564,14 @@ class Flusher:
         arena: FlushArena,
         incarnation: str,
         open_tier: Callable[[MemoryServerInstance], Tier],
-        watcher: FlushListener,
+        listener: FlushListener,
         options: FlushOptions | None = None,
     ) -> None:
         self._arena = arena
         self._open = open_tier
-        self._listener = watcher
+        self._listener = listener
         self._options = options or FlushOptions()
-        slots = tuple(FreeSlotState() for _ in range(arena.slots))
+        slots = tuple(FreeSlotState() for _ in range(arena.slot_count))
         self._state = FlushState(slots, incarnation, limits=self._options.limits)
         self._changed = threading.Condition()
         self._outbox: deque[Command] = deque()  # bounded by slots x targets: every command waits for its answer
@@ -608,24 +612,24 @@ class Flusher:
         self._options.stage_hook("staged")
 
     def set_targets(
-        self, targets: tuple[MemoryServerInstance, ...], holders: frozenset[MemoryServerInstance], replicas: int
+        self, targets: tuple[MemoryServerInstance, ...], servers: frozenset[MemoryServerInstance], replicas: int
     ) -> None:
         """Sets the memory servers that saves are sent to (the local one first), and all whose copies count."""
-        self._apply(Retargeted(targets, holders, replicas, time.monotonic()))
+        self._apply(Retargeted(targets, servers, replicas, time.monotonic()))
 
-    def drop_older_generations(self, epoch: int) -> None:
+    def drop_older_generations(self, generation: int) -> None:
         """Abandons saves of older generations before trainers of `generation` start.
 
         Memory servers reject those saves, so they would only occupy the slots that the new trainers need.
         """
-        self._apply(GenerationStarted(epoch))
+        self._apply(GenerationStarted(generation))
 
-    def pending(self) -> tuple[Checkpoint, ...]:
+    def pending_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Returns the checkpoints that are staged here and not yet on their memory servers."""
         with self._changed:
-            return self._state.pending()
+            return self._state.pending_checkpoints()
 
-    def flush(self, wait_seconds: float) -> bool:
+    def wait_until_idle(self, wait_seconds: float) -> bool:
         """Waits until every slot is free; returns whether that is so and all callbacks were called."""
         with self._changed:
             return self._changed.wait_for(self._idle, wait_seconds)
@@ -644,13 +648,13 @@ class Flusher:
 
     def _idle(self) -> bool:
         """Whether no save is in progress and every result is reported, also those of rejected saves."""
-        return not self._state.busy() and not self._work and not self._outbox and not self._executing
+        return not self._state.is_busy() and not self._work and not self._outbox and not self._executing
 
     # ---- events and commands ------------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
         with self._changed:
-            self._state, commands = step(self._state, event)
+            self._state, commands = apply_event(self._state, event)
             self._outbox += commands
             self._changed.notify_all()
 
@@ -662,17 +666,17 @@ class Flusher:
                 self._end_removed_writers()
                 self._changed.notify_all()
         for writer in self._writers.values():
-            writer.end()
+            writer.stop()
 
     def _next_command(self) -> Command | None:
         """Waits for the next command, applying due ticks; None once closed and idle."""
         with self._changed:
             while not self._outbox:
-                if self._closing and not self._state.busy():
+                if self._closing and not self._state.is_busy():
                     return None
                 tick_time, now = self._state.next_tick(), time.monotonic()
                 if tick_time is not None and tick_time <= now:
-                    self._state, commands = step(self._state, Tick(now))
+                    self._state, commands = apply_event(self._state, Tick(now))
                     self._outbox += commands
                     if commands:
                         continue
@@ -684,24 +688,24 @@ class Flusher:
         match command:
             case WriteTo(slot, target):
                 work = self._work[slot]
-                work.start(target)
+                work.start_transfer(target)
                 self._writer_to(target).queue_command(WriterCommand(slot, work, "write"))
             case CommitOn(slot, target):
                 self._writer_to(target).queue_command(WriterCommand(slot, self._work[slot], "commit"))
             case StopTransfer(slot, target):
-                self._work[slot].stop(target)
+                self._work[slot].stop_transfer(target)
             case FreeSlot():
                 self._free_slot(command)
             case CopyReport(save, copies):
                 metrics.checkpoint_step.labels("memory").set(save.step)
-                self._run_callback(lambda: self._listener.on_saved(save, copies))
+                self._run_callback(lambda: self._listener.on_copied(save, copies))
             case SaveAbandoned(save, target, cause, detail):
                 metrics.fallbacks.labels("save_abandoned").inc()
                 reason = detail or cause
                 text = f"{save} was not written to {target} ({reason}); it has fewer copies until it is repaired"
                 self._run_callback(lambda: self._listener.on_notice("SaveUnderReplicated", text))
                 if cause == "full":
-                    self._run_callback(lambda: self._listener.on_full(save))
+                    self._run_callback(lambda: self._listener.on_target_full(save))
             case RejectStaged(text):
                 log.error("%s", text)
                 self._run_callback(lambda: self._listener.on_notice("SaveRejected", text))
@@ -711,9 +715,9 @@ class Flusher:
         if work is not None:
             work.release()
         self._options.stage_hook("freed")
-        self._run_callback(lambda: self._listener.on_freed(command.slot, command.save.step, command.ok))
+        self._run_callback(lambda: self._listener.on_slot_freed(command.slot, command.save.step, command.ok))
         if command.lost:
-            self._run_callback(lambda: self._listener.on_lost(command.save))
+            self._run_callback(lambda: self._listener.on_save_lost(command.save))
         with self._changed:
             if work is not None and self._work.get(command.slot) is work:
                 del self._work[command.slot]
@@ -748,9 +752,9 @@ class Flusher:
     def _writer_to(self, target: MemoryServerInstance) -> TargetWriter:
         writer = self._writers.get(target)
         if writer is None:
-            pace = TokenBucket() if target.node == self._options.node else self._options.pace
-            pacing, lock = (pace, self._options.stage_hook), self._options.turns.of(target)
-            writer = TargetWriter(target, self._open, self._apply, self._arena.slots, pacing, lock)
+            pace = TokenBucket() if target.node == self._options.node else self._options.rate_limit
+            pacing, lock = (pace, self._options.stage_hook), self._options.write_locks.lock_of(target)
+            writer = TargetWriter(target, self._open, self._apply, self._arena.slot_count, pacing, lock)
             self._writers[target] = writer
         return writer
 
@@ -758,8 +762,8 @@ class Flusher:
         """Ends the writers of memory servers that were removed, once no command to them is unanswered."""
         self._ending_writers = [writer for writer in self._ending_writers if not writer.join(0)]
         for target in [t for t in self._writers if t not in self._state.servers]:
-            if self._state.is_running(target):
+            if self._state.has_running_transfer(target):
                 continue
             writer = self._writers.pop(target)
-            writer.end()
+            writer.stop()
             self._ending_writers.append(writer)

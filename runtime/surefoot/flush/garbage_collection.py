@@ -31,22 +31,22 @@ from surefoot.protocol.checkpoints.completeness import (
     TierReading,
     UnreadRecord,
     complete_checkpoints,
-    complete_persistent,
-    entry_of,
-    layouts_to_check,
+    complete_in_persistent_tier,
+    describe_uncovered_tensor,
+    find_watermark,
+    layout_sets_to_check,
+    lineage_entry_of,
     newest_checkpoint,
-    uncovered,
-    watermark,
 )
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.checkpoints.retention import (
     LossHistory,
     RetentionInputs,
     anomalous_checkpoints,
-    last_good,
-    last_good_and_required,
-    memory_drops,
-    persistent_drops,
+    find_known_good,
+    last_checkpoint_before_anomaly,
+    memory_saves_to_delete,
+    persistent_checkpoints_to_delete,
     superseded_checkpoints,
 )
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
@@ -71,7 +71,7 @@ class GcScope:
     """Failure domain of each memory server."""
     pinned: Checkpoint | None = None
     """The checkpoint that is being uploaded; None: none is."""
-    sound: LossHistory | None = None
+    loss_history: LossHistory | None = None
     """Losses of the steps since the checkpoints; None: the job does not keep a known-good checkpoint."""
 
 
@@ -81,11 +81,11 @@ class GcResult:
 
     watermark: Checkpoint | None
     """The newest checkpoint with enough copies in memory; None: no checkpoint has them."""
-    dropped: int
+    dropped_count: int
     """Number of rank saves deleted, summed over the memory servers."""
     problems: tuple[str, ...]
     """Errors of memory servers that did not answer or did not delete."""
-    fenced: bool = False
+    is_fenced: bool = False
     """The job has a newer generation: this collection stopped, and every later one will."""
 
 
@@ -97,25 +97,27 @@ def collect_garbage(clients: Mapping[MemoryServerInstance, MemoryServerClient], 
     problems: list[str] = []
     readings = _read_indexes(clients, scope.generation, problems)
     if any(index.fence > scope.generation for index in readings.values()):
-        return GcResult(None, 0, tuple(problems), fenced=True)
+        return GcResult(None, 0, tuple(problems), is_fenced=True)
     # Judge what is there by the leader's rules.
     reading = TierReading({server: index.manifests for server, index in readings.items()}, None)
     covers = _judge_coverage(reading, [clients[server] for server in readings])
-    new_watermark = watermark(
+    new_watermark = find_watermark(
         reading, scope.lineage, scope.generation, frozenset(), covers, scope.domains, scope.replicas
     )
     complete = complete_checkpoints(reading, scope.lineage, scope.generation, frozenset(), covers)
     superseded = superseded_checkpoints(reading.servers, complete)
     if new_watermark is None and not superseded:
         return GcResult(None, 0, tuple(problems))
-    rollback_points = kept_for_rollback(complete, tuple(chain.from_iterable(reading.servers.values())), scope.sound)
+    rollback_points = select_rollback_points(
+        complete, tuple(chain.from_iterable(reading.servers.values())), scope.loss_history
+    )
     # Delete on each server; one that fails does not keep the others from it.
     dropped = 0
     for server in readings:
         try:
             dropped += _collect_on(clients[server], readings[server], scope, new_watermark, superseded, rollback_points)
         except Fenced:
-            return GcResult(new_watermark, dropped, tuple(problems), fenced=True)
+            return GcResult(new_watermark, dropped, tuple(problems), is_fenced=True)
         except SurefootError as problem:
             problems.append(str(problem))
     metrics.fallbacks.labels("leaderless_gc").inc()
@@ -129,7 +131,7 @@ def _read_indexes(
     indexes = {}
     for server, client in sorted(clients.items()):
         try:
-            index = client.index()
+            index = client.read_index()
         except SurefootError as problem:
             problems.append(str(problem))
             continue
@@ -147,11 +149,11 @@ def _collect_on(
     rollback_points: frozenset[Checkpoint],
 ) -> int:
     """Sets the watermark on one memory server and deletes its old saves; returns how many."""
-    entry = entry_of(scope.lineage, scope.generation)
+    entry = lineage_entry_of(scope.lineage, scope.generation)
     inputs = RetentionInputs(
         lineage=scope.lineage,
         generation=scope.generation,
-        claimed=False,
+        is_claimed=False,
         parent=entry.parent if entry is not None else None,
         watermark=new_watermark,
         persistent=None,
@@ -163,14 +165,14 @@ def _collect_on(
     if new_watermark is not None and index.watermark != new_watermark:
         client.set_watermark(new_watermark, scope.generation)
     chunks = {m.save: m.chunks for m in index.manifests}
-    drops = memory_drops(index.manifests, inputs, scope.keep)
+    drops = memory_saves_to_delete(index.manifests, inputs, scope.keep)
     for save in drops:
-        client.drop(save, scope.generation, chunks[save])
+        client.delete_save(save, scope.generation, chunks[save])
     return len(drops)
 
 
-def kept_for_rollback(
-    complete: list[Checkpoint], manifests: Sequence[RankManifest], sound: LossHistory | None
+def select_rollback_points(
+    complete: list[Checkpoint], manifests: Sequence[RankManifest], loss_history: LossHistory | None
 ) -> frozenset[Checkpoint]:
     """Selects the checkpoints that a rollback may need although newer ones exist.
 
@@ -178,12 +180,12 @@ def kept_for_rollback(
     server that the agent does not know. Therefore every checkpoint without a loss anomaly that is newer than the last one
     proven good is kept, complete or not.
     """
-    recorded_good = last_good(complete, manifests)
+    recorded_good = last_checkpoint_before_anomaly(complete, manifests)
     recorded = frozenset() if recorded_good is None else frozenset({recorded_good})
-    if sound is None:
+    if loss_history is None:
         return recorded
     anomalous = anomalous_checkpoints(manifests)
-    proven_good, required = last_good_and_required(complete, anomalous, sound)
+    proven_good, required = find_known_good(complete, anomalous, loss_history)
     proven_step = proven_good.step if proven_good is not None else 0
     newer = {m.save.checkpoint for m in manifests if m.save.step > proven_step} - anomalous
     return recorded | required | newer
@@ -193,13 +195,13 @@ def _judge_coverage(reading: TierReading, clients: list[MemoryServerClient]) -> 
     """Decides for each set of layouts in the index whether it covers every tensor; False if one cannot be read."""
     layouts: dict[str, Layout] = {}
     answers: dict[frozenset[str], bool] = {}
-    for digests in layouts_to_check(reading):
+    for digests in layout_sets_to_check(reading):
         for digest in digests - layouts.keys():
             layout = _read_layout_from_servers(digest, clients)
             if layout is not None:
                 layouts[digest] = layout
         read_layouts = [layouts[d] for d in digests if d in layouts]
-        answers[digests] = len(read_layouts) == len(digests) and uncovered(read_layouts) is None
+        answers[digests] = len(read_layouts) == len(digests) and describe_uncovered_tensor(read_layouts) is None
     return answers
 
 
@@ -243,8 +245,8 @@ class Survey:
 
 def survey_tier(
     tier: ObjectStoreTier,
-    remembered: Mapping[RankSave, RankManifest] | None = None,
-    named: Checkpoint | None = None,
+    cached_manifests: Mapping[RankSave, RankManifest] | None = None,
+    expected_checkpoint: Checkpoint | None = None,
 ) -> Survey:
     """Reads every manifest of a tier, and names those that cannot be read.
 
@@ -257,11 +259,16 @@ def survey_tier(
         TierUnavailable: The tier itself does not answer.
     """
     all_checkpoints = retry_while_unavailable(tier.list_all_checkpoints)
-    if named is not None and named not in all_checkpoints and retry_while_unavailable(lambda: tier.committed(named)):
-        all_checkpoints = tuple(sorted((*all_checkpoints, named)))
+    if (
+        expected_checkpoint is not None
+        and expected_checkpoint not in all_checkpoints
+        and retry_while_unavailable(lambda: tier.list_committed(expected_checkpoint))
+    ):
+        all_checkpoints = tuple(sorted((*all_checkpoints, expected_checkpoint)))
     # Split each checkpoint's saves into manifests that are still valid and saves whose manifest must be read.
     splits = read_in_threads(
-        lambda checkpoint: retry_while_unavailable(lambda: tier.split_known(checkpoint, remembered)), all_checkpoints
+        lambda checkpoint: retry_while_unavailable(lambda: tier.split_cached_manifests(checkpoint, cached_manifests)),
+        all_checkpoints,
     )
     results = read_in_threads(
         lambda save: _read_manifest(tier, save), [save for _, unread in splits for save in unread]
@@ -273,7 +280,9 @@ def survey_tier(
     return Survey(all_checkpoints, tuple(sorted(manifests, key=lambda m: m.save)), unread_records)
 
 
-def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[UnreadRecord, ...]]:
+def read_layout_texts(
+    tier: ObjectStoreTier, digests: Collection[str]
+) -> tuple[dict[str, str], tuple[UnreadRecord, ...]]:
     """Reads layout records; returns the readable ones by digest, and those that could not be read."""
     sorted_digests = sorted(digests)
     results = read_in_threads(lambda digest: _read_layout_from_tier(tier, digest), sorted_digests)
@@ -283,8 +292,8 @@ def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[
     return {digest: text for digest, text in by_digest.items() if isinstance(text, str)}, unread_records
 
 
-def coverage(
-    tier: ObjectStoreTier, manifests: Iterable[RankManifest], known: Covers | None = None
+def judge_coverage(
+    tier: ObjectStoreTier, manifests: Iterable[RankManifest], cached_covers: Covers | None = None
 ) -> tuple[Covers, tuple[UnreadRecord, ...]]:
     """Decides for each set of layouts that some checkpoint uses whether it covers every tensor.
 
@@ -296,22 +305,26 @@ def coverage(
     Returns:
         The answers, without the sets that cannot be judged, and the records whose damage prevents that.
     """
-    layout_sets = layouts_to_check(TierReading({}, tuple(manifests)))
-    covers = {digests: answer for digests, answer in (known or {}).items() if digests in layout_sets}
-    texts, left_out = layout_texts(tier, {digest for digests in layout_sets - covers.keys() for digest in digests})
+    layout_sets = layout_sets_to_check(TierReading({}, tuple(manifests)))
+    covers = {digests: answer for digests, answer in (cached_covers or {}).items() if digests in layout_sets}
+    texts, left_out = read_layout_texts(tier, {digest for digests in layout_sets - covers.keys() for digest in digests})
     for digests in layout_sets - covers.keys():
         if digests <= texts.keys():
-            covers[digests] = uncovered(read_layout(digest, texts[digest]).layout for digest in digests) is None
+            covers[digests] = (
+                describe_uncovered_tensor(read_layout(digest, texts[digest]).layout for digest in digests) is None
+            )
     return covers, left_out
 
 
-def undecidable_checkpoints(found: Survey, covers: Covers, left_out: Iterable[UnreadRecord]) -> dict[Checkpoint, str]:
+def undecidable_checkpoints(
+    survey: Survey, covers: Covers, unread_records: Iterable[UnreadRecord]
+) -> dict[Checkpoint, str]:
     """Returns the checkpoints whose completeness cannot be judged, each with the unreadable record and the reason."""
-    layouts = {record.digest: record for record in left_out if record.digest is not None}
+    layouts = {record.digest: record for record in unread_records if record.digest is not None}
     reasons: dict[Checkpoint, str] = {
-        record.checkpoint: str(record) for record in found.unread_records if record.checkpoint is not None
+        record.checkpoint: str(record) for record in survey.unread_records if record.checkpoint is not None
     }
-    for checkpoint, ranks in TierReading({}, found.manifests).manifests().items():
+    for checkpoint, ranks in TierReading({}, survey.manifests).manifests_by_rank().items():
         digests = frozenset(m.layout for copies in ranks.values() for m in copies)
         lost = sorted(digests & layouts.keys())
         if lost and digests not in covers:
@@ -319,14 +332,16 @@ def undecidable_checkpoints(found: Survey, covers: Covers, left_out: Iterable[Un
     return reasons
 
 
-def explain_unrestorable(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
+def explain_unrestorable(
+    survey: Survey, covers: Covers, undecidable: Mapping[Checkpoint, str]
+) -> dict[Checkpoint, str]:
     """Returns the checkpoints of a survey that cannot be restored, each with the reason."""
-    by_checkpoint = TierReading({}, found.manifests).manifests()
+    by_checkpoint = TierReading({}, survey.manifests).manifests_by_rank()
     reasons = {}
-    for checkpoint in found.all_checkpoints:
+    for checkpoint in survey.all_checkpoints:
         ranks = by_checkpoint.get(checkpoint, {})
-        if checkpoint in troubles:
-            reasons[checkpoint] = troubles[checkpoint]
+        if checkpoint in undecidable:
+            reasons[checkpoint] = undecidable[checkpoint]
         elif not ranks:
             reasons[checkpoint] = "it has no rank's manifest: its save was interrupted, or the files were removed"
         elif len(ranks) < (world_size := next(iter(ranks.values()))[0].world_size):
@@ -349,7 +364,7 @@ def retry_while_unavailable(read: Callable[[], T]) -> T:
             if attempt == _READ_ATTEMPTS - 1:
                 raise
             metrics.fallbacks.labels("tier_retried").inc()
-            time.sleep(_RETRY_BACKOFF.seconds(attempt + 1, random.random()))
+            time.sleep(_RETRY_BACKOFF.wait_seconds(attempt + 1, random.random()))
     raise AssertionError("unreachable: the last attempt returned or raised")
 
 
@@ -374,7 +389,7 @@ def _read_layout_from_tier(tier: ObjectStoreTier, digest: str) -> str | UnreadRe
 
 
 def _raise_if_unavailable(left_out: Collection[UnreadRecord]) -> None:
-    unanswered = [record for record in left_out if record.silent]
+    unanswered = [record for record in left_out if record.is_silent]
     if len(unanswered) > _MAX_UNANSWERED:
         raise TierUnavailable(f"the tier left {len(unanswered)} reads unanswered, the last: {unanswered[-1].reason}")
 
@@ -403,21 +418,21 @@ class RetentionThread:
         self,
         open_tier: Callable[[], ObjectStoreTier],
         lineage: Lineage,
-        epoch: int,
+        generation: int,
         keep: int,
         watch: OvertakingWatch | None = None,
         leads: bool = True,
     ) -> None:
         self._open = open_tier
         self._lineage = lineage
-        self._generation = epoch
+        self._generation = generation
         self._keep = keep
         self._watch, self._leads = watch, leads
         self._spared: frozenset[Checkpoint] = frozenset()
         self._overtaken_at: frozenset[Checkpoint] | None = None
         """Checkpoints that existed when another program was first seen to have overtaken this one. That program may
         have started from one of them, so none is deleted here."""
-        self.outdone = False
+        self.was_overtaken = False
         """After `close`: another program has overtaken this one and saved; later runs continue from its checkpoints."""
         self._covers: Covers = {}
         self._reported: set[Checkpoint] = set()
@@ -434,17 +449,17 @@ class RetentionThread:
         """
         self._lineage, self._spared = lineage, spared
 
-    def wake(self, checkpoint: Checkpoint) -> None:
+    def collect_after_save(self, checkpoint: Checkpoint) -> None:
         """Starts a collection, because a rank save was written and older checkpoints may have become superfluous."""
         if self._leads:
             self._queue_wakeup(True)
 
-    def make_room(self) -> None:
+    def free_space(self) -> None:
         """Deletes the oldest complete checkpoint even if the rules keep it: the tier is full, and a newer save waits."""
         self._full = True
         self._queue_wakeup(True)
 
-    def discard(self, save: RankSave) -> None:
+    def discard_save(self, save: RankSave) -> None:
         """Deletes the remains of a save that was abandoned and never committed."""
         self._discards.append(save)
         self._queue_wakeup(True)
@@ -507,7 +522,7 @@ class RetentionThread:
 
     def _end(self, tier: ObjectStoreTier) -> None:
         if self._watch is not None:
-            self.outdone = self._watch.check(tier) and any(
+            self.was_overtaken = self._watch.check(tier) and any(
                 c.generation > self._generation for c in tier.list_all_checkpoints()
             )
             self._watch.end(tier)
@@ -535,25 +550,31 @@ class RetentionThread:
     def _select_drops(self, tier: ObjectStoreTier, survey: Survey, full: bool) -> list[Checkpoint]:
         """Selects the checkpoints to delete; unreadable ones stay, as they may be good and only a user can decide."""
         # A checkpoint that cannot be judged is kept, and reported once.
-        self._covers, left_out = coverage(tier, survey.manifests, self._covers)
+        self._covers, left_out = judge_coverage(tier, survey.manifests, self._covers)
         troubles = undecidable_checkpoints(survey, self._covers, left_out)
         for checkpoint in sorted(troubles.keys() - self._reported):
             log.warning("%s is not deleted, because it cannot be judged: %s", checkpoint, troubles[checkpoint])
         self._reported |= troubles.keys()
-        complete = complete_persistent(survey.manifests, self._lineage, self._generation, frozenset(), self._covers)
-        entry = entry_of(self._lineage, self._generation)
+        complete = complete_in_persistent_tier(
+            survey.manifests, self._lineage, self._generation, frozenset(), self._covers
+        )
+        entry = lineage_entry_of(self._lineage, self._generation)
         inputs = RetentionInputs(
             lineage=self._lineage,
             generation=self._generation,
-            claimed=False,
+            is_claimed=False,
             parent=entry.parent if entry is not None else None,
             watermark=None,
             persistent=newest_checkpoint(complete),
             pinned=None,
             unreadable=frozenset(),
-            known_good=frozenset(c for c in (last_good(complete, survey.manifests),) if c is not None),
+            known_good=frozenset(
+                c for c in (last_checkpoint_before_anomaly(complete, survey.manifests),) if c is not None
+            ),
         )
         # A full tier gives up one more checkpoint than the rules ask for, but never the last complete one.
         keep = max(1, min(self._keep, len(complete)) - 1) if full else self._keep
         undecidable = self._spared | frozenset(troubles)
-        return persistent_drops(complete, survey.all_checkpoints, inputs, keep, unjudged=undecidable)
+        return persistent_checkpoints_to_delete(
+            complete, survey.all_checkpoints, inputs, keep, possibly_good=undecidable
+        )

@@ -136,15 +136,15 @@ class FlushState:
         """Number of acknowledgements that free a slot: one per target, at least 1 and at most R."""
         return max(1, min(self.replicas, len(self.targets)))
 
-    def pending(self) -> tuple[Checkpoint, ...]:
+    def pending_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Returns the checkpoints that are staged here and not yet decided, oldest first."""
         checkpoints = {s.staged.save.checkpoint for s in self.slots if isinstance(s, StagedSlot | Flushing)}
         return tuple(sorted(checkpoints))
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return any(not isinstance(slot, FreeSlotState) for slot in self.slots)
 
-    def is_running(self, target: MemoryServerInstance) -> bool:
+    def has_running_transfer(self, target: MemoryServerInstance) -> bool:
         """Whether a command to `target` has not been answered yet."""
         transfers = [
             transfer for slot in self.slots if isinstance(slot, Flushing | Committed) for transfer in slot.transfers
@@ -322,7 +322,7 @@ Command = WriteTo | CommitOn | StopTransfer | FreeSlot | CopyReport | SaveAbando
 # ---- state machine ---------------------------------------------------------------------------------------------------
 
 
-def step(state: FlushState, event: Event) -> tuple[FlushState, tuple[Command, ...]]:
+def apply_event(state: FlushState, event: Event) -> tuple[FlushState, tuple[Command, ...]]:
     """Computes the next state and the commands to execute.
 
     An event that no longer applies (a late answer) changes nothing.
@@ -417,7 +417,7 @@ def _apply_failure(
 ) -> tuple[FlushState, Transfer]:
     """Schedules another attempt, or abandons the transfer after its last (one if the target was unreachable)."""
     failures = transfer.failures + 1
-    wait = Backoff(state.limits.retry_seconds, state.limits.max_retry_seconds).seconds(failures, event.jitter)
+    wait = Backoff(state.limits.retry_seconds, state.limits.max_retry_seconds).wait_seconds(failures, event.jitter)
     transfer = replace(transfer, failures=failures, retry_at=event.now + wait)
     if failures < (1 if transfer.target in state.unreachable else state.limits.attempts):
         return state, replace(transfer, phase="resting")

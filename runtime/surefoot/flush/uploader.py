@@ -33,14 +33,14 @@ from surefoot.errors import (
     Unreadable,
 )
 from surefoot.flush.bandwidth import TokenBucket
-from surefoot.flush.engine import StageHook, WrittenSave, base_of, successor
+from surefoot.flush.engine import StageHook, WrittenSave, choose_copy_base, describe_written_save
 from surefoot.format.layouts import Stream
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.timeouts import Backoff
 from surefoot.tiers import CommitsOnce, SupportsPartCopy, SupportsParts, Tier
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot.tiers.tier import chunk_from, is_listed, stream_from, table_from, values_from
+from surefoot.tiers.tier import is_listed, read_digest_table, read_stream, read_verified_chunk, read_verified_values
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +54,26 @@ class PartSender:
     def __init__(self, target: Tier, save: RankSave) -> None:
         self._target, self._save = target, save
         self._parts_tier = target if isinstance(target, SupportsParts) else None
-        self.together = self._parts_tier.together if self._parts_tier is not None else 1
+        self.chunks_per_part = self._parts_tier.chunks_per_part if self._parts_tier is not None else 1
         self._present_parts = self._parts_tier.list_parts(save) if self._parts_tier is not None else {}
-        self._max_parts = self._parts_tier.at_once if self._parts_tier is not None else 1
+        self._max_parts = self._parts_tier.max_concurrent_parts if self._parts_tier is not None else 1
         self._pool = (
             ThreadPoolExecutor(self._max_parts, thread_name_prefix="surefoot-put") if self._max_parts > 1 else None
         )
         self._running_puts: deque[Future[int]] = deque()
         self._sent = 0
 
-    def parts_of(self, chunks: int) -> dict[int, range]:
+    def chunks_by_part(self, chunks: int) -> dict[int, range]:
         """Maps each part to the range of its chunks."""
-        starts = range(0, chunks, self.together)
-        return {part: range(start, min(chunks, start + self.together)) for part, start in enumerate(starts)}
+        starts = range(0, chunks, self.chunks_per_part)
+        return {part: range(start, min(chunks, start + self.chunks_per_part)) for part, start in enumerate(starts)}
 
-    def make_room(self) -> None:
+    def wait_for_room(self) -> None:
         """Waits until another part may be read into memory; raises the error of an earlier part."""
         while len(self._running_puts) >= self._max_parts:
             self._sent += self._running_puts.popleft().result()
 
-    def put(self, part: int, chunks: Sequence[memoryview]) -> None:
+    def start_put(self, part: int, chunks: Sequence[memoryview]) -> None:
         """Starts sending one part, or sends it if the tier takes one at a time."""
         if self._pool is None:
             self._sent += self._put_part(part, chunks)
@@ -93,7 +93,7 @@ class PartSender:
             metrics.fallbacks.labels("copy_denied").inc()
             return frozenset()
 
-    def sent(self) -> int:
+    def wait_sent_bytes(self) -> int:
         """Waits for all parts and returns the number of bytes that had to be sent."""
         while self._running_puts:
             self._sent += self._running_puts.popleft().result()
@@ -141,9 +141,9 @@ def copy_save(
     save: RankSave,
     sources: Sequence[Tier],
     target: Tier,
-    writer_epoch: int,
+    writer_generation: int,
     pace: TokenBucket,
-    before: WrittenSave | None = None,
+    earlier_save: WrittenSave | None = None,
 ) -> CopyResult:
     """Copies a rank save to a tier and commits it there.
 
@@ -162,11 +162,11 @@ def copy_save(
         SurefootError: Any other error of the target.
     """
     manifest, sources_with_save, unavailable = _manifest_of(save, sources)
-    if isinstance(target, CommitsOnce) and target.has(manifest):
+    if isinstance(target, CommitsOnce) and target.has_committed(manifest):
         return CopyResult(0, 0, None)
     try:
-        base = base_of(before, save, manifest.layout)
-        return _copy_pieces(manifest, sources_with_save, target, (writer_epoch, pace), base)
+        base = choose_copy_base(earlier_save, save, manifest.layout)
+        return _copy_pieces(manifest, sources_with_save, target, (writer_generation, pace), base)
     except Unreadable as problem:
         if unavailable is None:
             raise
@@ -182,16 +182,18 @@ def _copy_pieces(
 ) -> CopyResult:
     """Copies a save's layout, chunks, digests and values, then commits it; `how` is (writer generation, pace)."""
     save, (writer_generation, pace) = manifest.save, how
-    stream = _read_first_intact("layout", save, sources, lambda tier: stream_from(tier, manifest))
-    table = _read_first_intact("digest table", save, sources, lambda tier: table_from(tier, manifest))
-    values = _read_first_intact("values", save, sources, lambda tier: values_from(tier, manifest))
+    stream = _read_first_intact("layout", save, sources, lambda tier: read_stream(tier, manifest))
+    table = _read_first_intact("digest table", save, sources, lambda tier: read_digest_table(tier, manifest))
+    values = _read_first_intact("values", save, sources, lambda tier: read_verified_values(tier, manifest))
     target.put_layout(manifest.layout, stream.text)
     chunk_lengths = stream.layout.chunk_lengths()
     unchanged_bytes = 0
     with PartSender(target, save) as sender:
-        parts = sender.parts_of(len(chunk_lengths))
+        parts = sender.chunks_by_part(len(chunk_lengths))
         # Parts that are equal in the previous save are copied within the target; the others are sent.
-        equal_parts = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
+        equal_parts = {
+            p for p, chunks in parts.items() if base is not None and base.has_equal_chunks(stream, chunks, table)
+        }
         copied_parts = (
             sender.copy_unchanged(base.save, sorted(equal_parts)) if base is not None and equal_parts else frozenset()
         )
@@ -200,27 +202,27 @@ def _copy_pieces(
             if part in copied_parts:
                 unchanged_bytes += size
                 continue
-            if not pace.take(size):
+            if not pace.wait_for(size):
                 raise CopyCancelled(f"copying {save} to {target.name} was cancelled, because the worker ends")
-            sender.make_room()
-            sender.put(part, [_read_chunk(save, sources, (manifest, stream, table), index) for index in chunks])
-        sent_bytes = sender.sent()
+            sender.wait_for_room()
+            sender.start_put(part, [_read_chunk(save, sources, (manifest, stream, table), index) for index in chunks])
+        sent_bytes = sender.wait_sent_bytes()
     # Readers trust a committed save, so the commit follows once every part is stored.
     target.put_digests(save, table)
     target.put_values(save, values)
     target.commit(manifest, writer_generation, chunk_lengths)
-    written = successor(base, save, manifest.layout, table)
+    written = describe_written_save(base, save, manifest.layout, table)
     return CopyResult(sent_bytes + len(table) + len(values), unchanged_bytes, written)
 
 
-def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
+def repair_save(save: RankSave, source: Tier, target: Tier, generation: int, pace: TokenBucket) -> str | None:
     """Copies a rank save between memory servers, verifies and commits it, and closes both tiers.
 
     Returns:
         None, or the reason for its failure.
     """
     try:
-        size = copy_save(save, [source], target, epoch, pace).sent_bytes
+        size = copy_save(save, [source], target, generation, pace).sent_bytes
     except SurefootError as error:
         log.warning("could not repair %s by a copy from %s to %s: %s", save, source.name, target.name, error)
         return str(error)
@@ -235,7 +237,7 @@ def _read_chunk(
     save: RankSave, sources: Sequence[Tier], records: tuple[RankManifest, Stream, bytes], index: int
 ) -> memoryview:
     manifest, stream, table = records
-    read = partial(chunk_from, manifest=manifest, stream=stream, table=table, index=index)
+    read = partial(read_verified_chunk, manifest=manifest, stream=stream, table=table, index=index)
     return _read_first_intact(f"chunk {index}", save, sources, read)
 
 
@@ -250,7 +252,7 @@ def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest,
             errors.append(error)
     if entries:
         manifest = entries[0][0]
-        sources_with_save = [tier for other, tier in entries if other.same_bytes_as(manifest)]
+        sources_with_save = [tier for other, tier in entries if other.has_same_bytes_as(manifest)]
         return manifest, sources_with_save, next(iter(errors), None)
     if errors:
         raise errors[0]
@@ -291,10 +293,10 @@ class UploadOutcome:
     save: RankSave
     error: str | None
     """Why the upload failed; None: the whole save is in the persistent tier."""
-    bytes: int
+    sent_bytes: int
     """Bytes sent, excluding those that the persistent tier copied itself."""
     seconds: float
-    unreadable: bool = False
+    is_unreadable: bool = False
     """Every source answered and every copy is damaged, so that a retry would fail as well."""
 
 
@@ -302,13 +304,13 @@ class UploadOutcome:
 class UploadOptions:
     """Settings of an `Uploader`."""
 
-    pace: TokenBucket | None = None
+    rate_limit: TokenBucket | None = None
     """Bandwidth limit, which `close` stops; None: no limit."""
     attempts: int = 4
     """Attempts per request, before the outcome is reported as failed."""
     retry_seconds: float = 0.5
     """Backoff before the second attempt. It doubles each time, and jitter shortens it by up to half."""
-    queued: int = 256
+    max_queued: int = 256
     """Rank saves that may be queued; more are answered with an error, and the leader requests them again."""
     stage_hook: StageHook | None = None
     """Called with "uploaded" when a save is uploaded; tests kill the process in it."""
@@ -328,8 +330,8 @@ class Uploader:
         self._open_target = open_target
         self._on_done = on_done
         self._options = options or UploadOptions()
-        self._pace = self._options.pace or TokenBucket()
-        self._queue: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
+        self._pace = self._options.rate_limit or TokenBucket()
+        self._queue: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.max_queued)
         self._pending_saves: set[RankSave] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -338,7 +340,7 @@ class Uploader:
         self._thread = threading.Thread(target=self._run, name="surefoot-uploader", daemon=True)
         self._thread.start()
 
-    def queue_upload(self, epoch: int, saves: Iterable[RankSave]) -> None:
+    def queue_upload(self, generation: int, saves: Iterable[RankSave]) -> None:
         """Queues saves for upload and returns at once; a save that is queued or running is not queued twice."""
         for save in saves:
             with self._lock:
@@ -346,7 +348,7 @@ class Uploader:
                     continue
                 self._pending_saves.add(save)
             try:
-                self._queue.put_nowait((save, epoch))
+                self._queue.put_nowait((save, generation))
             except queue.Full:
                 self._report_outcome(
                     UploadOutcome(
@@ -395,7 +397,7 @@ class Uploader:
                     # from requesting the upload again at once.
                     self._closing.wait(self._options.retry_seconds * 2)
                     break
-                backoff_seconds = Backoff(self._options.retry_seconds).seconds(attempt + 1, random.random())
+                backoff_seconds = Backoff(self._options.retry_seconds).wait_seconds(attempt + 1, random.random())
                 if attempt + 1 == self._options.attempts or self._closing.wait(backoff_seconds):
                     break
             else:
@@ -433,7 +435,7 @@ class Uploader:
             log.exception("a callback of the uploader failed; uploading continues")
 
 
-def drop_persistent(tier: ObjectStoreTier, checkpoints: Iterable[Checkpoint]) -> str | None:
+def drop_checkpoints(tier: ObjectStoreTier, checkpoints: Iterable[Checkpoint]) -> str | None:
     """Deletes checkpoints from the persistent tier, each manifest first, and closes the tier.
 
     Returns:

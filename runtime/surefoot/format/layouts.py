@@ -21,13 +21,13 @@ from surefoot.errors import Corrupt, ProtocolError, StateMismatch
 from surefoot.geometry.box import Box, Tiling, block_shape, chunk_starts
 from surefoot.geometry.sharding import Grid, HeldBox, ShardingRule, Sharers, Sharing, saved_boxes, shared
 from surefoot.protocol.checkpoints.records import (
-    CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     Layout,
     Piece,
     Spread,
     SpreadRule,
     TensorLayout,
-    tensor_json,
+    encode_tensor,
 )
 
 # ---- digests ---------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
 def _stream_order(tensor: TensorParts) -> tuple[int, bool]:
     """Of what every rank knows of a tensor: each derives the others' streams."""
     size = itemsize(tensor.dtype)
-    return -size, prod(tensor.shape) * size < CHUNK_BYTES
+    return -size, prod(tensor.shape) * size < MAX_CHUNK_BYTES
 
 
 @lru_cache(maxsize=4096)
@@ -208,9 +208,9 @@ def read_layout(name: str, text: str) -> Stream:
         raise Corrupt(f"layout record {name} does not match its digest; another copy is needed")
     stream = Stream(Layout.from_json(text))
     lengths = stream.layout.chunk_lengths()
-    if sum(lengths) != stream.layout.stream_bytes or any(not 0 < length <= CHUNK_BYTES for length in lengths):
+    if sum(lengths) != stream.layout.stream_bytes or any(not 0 < length <= MAX_CHUNK_BYTES for length in lengths):
         raise ProtocolError(
-            f"layout record {name} has chunks that do not fill its stream, or of over {CHUNK_BYTES} bytes"
+            f"layout record {name} has chunks that do not fill its stream, or of over {MAX_CHUNK_BYTES} bytes"
         )
     return stream
 
@@ -299,27 +299,27 @@ class LayoutFamily:
     """
 
     def __init__(self, layout: Layout, of: int) -> None:
-        if layout.spread is None or len(layout.spread.of) != len(layout.tensors):
+        if layout.spread is None or len(layout.spread.rule_indices) != len(layout.tensors):
             raise ValueError("this layout does not say how its tensors are spread")
         self.layout = layout
         self._spread, self.of = layout.spread, of
         self._rules = [ShardingRule(Grid(*rule[:4]), rule[4]) for rule in self._spread.rules]
         self._number = {tensor.name: i for i, tensor in enumerate(layout.tensors)}
-        self._lowest = frozenset(self._spread.lowest)
+        self._lowest = frozenset(self._spread.unshared_tensors)
         self._cache: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
         self._servers: dict[tuple[int, tuple[int, ...], Box], list[tuple[Grid, int | None]]] = {}
 
     def __contains__(self, name: str) -> bool:
         number = self._number.get(name)
-        return number is not None and self._spread.of[number] != OWN
+        return number is not None and self._spread.rule_indices[number] != OWN
 
     def has(self, rank: int) -> bool:
         """Whether that rank may hold all of these tensors."""
         return all(rule.grid.coordinate(rank) is not None for rule in self._rules)
 
-    def everywhere(self, world: int) -> bool:
+    def everywhere(self, world_size: int) -> bool:
         """Whether that is so of every rank of a world."""
-        return all(rule.grid.count >= world for rule in self._rules)
+        return all(rule.grid.count >= world_size for rule in self._rules)
 
     def stream(self, rank: int) -> Stream:
         """The stream of a rank that holds these tensors and no others."""
@@ -337,7 +337,9 @@ class LayoutFamily:
         """Ranks that saved elements of `wanted` (and perhaps a few neighbours that did not)."""
         number = self._number[name]
         found: set[int] = set()
-        for group, alone in self._groups_holding(self._spread.of[number], self.layout.tensors[number].shape, wanted):
+        for group, alone in self._groups_holding(
+            self._spread.rule_indices[number], self.layout.tensors[number].shape, wanted
+        ):
             if alone is not None or number in self._lowest:
                 found.add(group.at(0) if alone is None else alone)
                 continue
@@ -364,7 +366,7 @@ class LayoutFamily:
     def _holdings_of(self, rank: int) -> _Held:
         """What a rank holds; ranks that hold the same share one object."""
         sames = tuple(rule.same(rank) for rule in self._rules)
-        key = (sames, rank if OWN in self._spread.of else None)
+        key = (sames, rank if OWN in self._spread.rule_indices else None)
         if key not in self._cache:
             if len(self._cache) >= MAX_KNOWN:
                 self._cache.clear()
@@ -375,7 +377,7 @@ class LayoutFamily:
         holdings: list[HeldBox] = []
         tensors: dict[str, TensorLayout] = {}
         boxes: dict[tuple[int, tuple[int, ...]], list[Box]] = {}  # many tensors have one shape
-        for number, (tensor, which) in enumerate(zip(self.layout.tensors, self._spread.of, strict=True)):
+        for number, (tensor, which) in enumerate(zip(self.layout.tensors, self._spread.rule_indices, strict=True)):
             size = itemsize(tensor.dtype)
             if which == OWN:
                 name = tensor.name.replace(f"local/{self.of}/", f"local/{rank}/", 1)
@@ -399,14 +401,14 @@ class _Held:
         names = sorted(tensors)
         self._number = {name: i for i, name in enumerate(names)}
         self._empty = [TensorLayout(name, tensors[name].dtype, tensors[name].shape, ()) for name in names]
-        self._texts = [tensor_json(tensor) for tensor in self._empty]
+        self._texts = [encode_tensor(tensor) for tensor in self._empty]
 
     def with_nothing_else(self, some: Layout, spread: Spread) -> Stream:
         """The layout of a rank that saves this much. Most tensors have no piece on most ranks: those are written once."""
         tensors, texts = self._empty.copy(), self._texts.copy()
         for tensor in some.tensors:
             number = self._number[tensor.name]
-            tensors[number], texts[number] = tensor, tensor_json(tensor)
+            tensors[number], texts[number] = tensor, encode_tensor(tensor)
         layout = Layout(tuple(tensors), some.chunk_starts, some.stream_bytes, spread)
         return Stream(layout, layout.to_json(texts))
 

@@ -35,7 +35,7 @@ def is_suspect(values: bytes) -> bool:
 
 
 def build_manifest(
-    save: RankSave, world: int, incarnation: str, stream: Stream, tables: tuple[bytes, bytes], saved_at: float
+    save: RankSave, world_size: int, incarnation: str, stream: Stream, tables: tuple[bytes, bytes], saved_at: float
 ) -> RankManifest:
     """Builds a manifest; `tables` are the digest table and the values."""
     digests, values = tables
@@ -45,7 +45,7 @@ def build_manifest(
         )
     return RankManifest(
         save=save,
-        world_size=world,
+        world_size=world_size,
         incarnation=incarnation,
         layout=stream.digest,
         stream_bytes=stream.layout.stream_bytes,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Piece
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def block_shape(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 # place.
 
 
-def chunk_starts(tilings: Iterable[Tiling], limit: int = CHUNK_BYTES) -> tuple[int, ...]:
+def chunk_starts(tilings: Iterable[Tiling], limit: int = MAX_CHUNK_BYTES) -> tuple[int, ...]:
     """Cuts pieces that stand one behind the other into chunks.
 
     Returns:

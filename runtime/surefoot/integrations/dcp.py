@@ -120,19 +120,21 @@ def named_checkpoint(checkpoint_id: str, catalogue: Catalogue) -> tuple[Checkpoi
         Unreadable: there is none (`absent`), or a tier that may have it gives no answer.
     """
     step = step_of(checkpoint_id)
-    candidates = [checkpoint for checkpoint in catalogue.complete() if step in (None, checkpoint.step)]
+    candidates = [checkpoint for checkpoint in catalogue.complete_checkpoints() if step in (None, checkpoint.step)]
     for checkpoint in reversed(candidates):
         reader = CheckpointReader(checkpoint, catalogue, ReadOptions(patience_seconds=PATIENCE_SECONDS))
         try:
-            values = read_values(reader.values(0))
+            values = read_values(reader.read_values(0))
         except BaseException:
             reader.close()
             raise
         if _is_named(checkpoint_id, values.get(KEY)):
             return reader, values
         reader.close()
-    if catalogue.silent:
-        raise Unreadable(f"{', '.join(catalogue.silent)} gave no answer: whether the checkpoint is there is unknown")
+    if catalogue.unanswered_sources:
+        raise Unreadable(
+            f"{', '.join(catalogue.unanswered_sources)} gave no answer: whether the checkpoint is there is unknown"
+        )
     which = f"no complete checkpoint {checkpoint_id!r}" if checkpoint_id else "no complete checkpoint"
     raise Unreadable(f"there is {which} in {', '.join(s.name for s in catalogue.sources)}", absent=True)
 
@@ -226,7 +228,7 @@ class SurefootWriter(StorageWriter):
         staging.saver.wait()
         if staged != "staged" or staging.saver.staged_step != step:
             raise TierError(f"step {step} could not be staged on rank {link.attached.rank} ({staged}): see the log")
-        if not link.flush(COMMIT_SECONDS) or step in getattr(link, "lost", ()):
+        if not link.wait_for_flush(COMMIT_SECONDS) or step in getattr(link, "lost", ()):
             raise TierError(f"step {step} of rank {link.attached.rank} did not reach its tiers: see the log")
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(index=i.index, size_in_bytes=_size(i), storage_data=step) for i in plan.items])
@@ -262,7 +264,7 @@ class SurefootWriter(StorageWriter):
             if unreadable.absent:
                 return
             raise
-        step = reader.manifest(0).save.step
+        step = reader.manifest_of(0).save.step
         reader.close()
         which = repr(self._id) if self._id else "the newest"
         raise TierError(f"Checkpoint already exists: {which} is step {step}, and overwrite is False: give another id")
@@ -314,8 +316,10 @@ class _DcpStaging:
         """
         if self.found is None:
             catalogue = read_catalogue(sources)
-            if catalogue.silent:
-                raise Unreadable(f"{', '.join(catalogue.silent)} gave no answer: the next free step is unknown")
+            if catalogue.unanswered_sources:
+                raise Unreadable(
+                    f"{', '.join(catalogue.unanswered_sources)} gave no answer: the next free step is unknown"
+                )
             steps = (m.save.step for reading in catalogue.readings if reading is not None for m in reading.manifests)
             self.found = max(steps, default=0)
         return max(self.found, *self.begun, 0) + 1
@@ -386,7 +390,7 @@ class SurefootReader(StorageReader):
         """
         self.close()
         self._reader, values = named_checkpoint(self._id, read_catalogue(self._sources()))
-        layouts = self._reader.layouts.tensors(self._reader.world_size)
+        layouts = self._reader.layouts.list_tensors(self._reader.world_size)
         self._saved = {name: SavedTensor(t.dtype, t.shape) for name, t in layouts.items()}
         about = values.get(KEY)
         metadata = self._of_dcp(about) if about is not None else self._of_checkpointer(values)

@@ -28,7 +28,7 @@ from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import StagingMapping
 from surefoot.ipc.metric_deltas import MetricDeltas
 from surefoot.ipc.save_backend import ReusableSave
-from surefoot.ipc.stacks import install
+from surefoot.ipc.stacks import install_stack_handler
 from surefoot.ipc.trainer_messages import (
     Attached,
     CollectivesReport,
@@ -39,7 +39,7 @@ from surefoot.ipc.trainer_messages import (
     StepReport,
     add_frame,
 )
-from surefoot.linux_process import reachable
+from surefoot.linux_process import short_socket_path
 from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
 from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, IntervalExponent
@@ -64,11 +64,11 @@ class StagedReplies:
         self._asking = False
         self._replies: list[Answer] = []
 
-    def begin(self) -> None:
+    def start_collecting(self) -> None:
         """Starts to collect; called before the request is sent."""
         self._asking = True
 
-    def take(self, reply: StagedSaves, descriptor: int | None) -> None:
+    def add_reply(self, reply: StagedSaves, descriptor: int | None) -> None:
         """Takes one reply. The first one contains the number of those that follow."""
         if self._asking:
             self._replies.append((reply, descriptor))
@@ -76,13 +76,13 @@ class StagedReplies:
             os.close(descriptor)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all replies to the request have arrived."""
         return bool(self._replies) and len(self._replies) > self._replies[0][0].replies_to_follow
 
-    def end(self) -> list[Answer]:
+    def take_replies(self) -> list[Answer]:
         """Stops collecting; returns all replies, whose descriptors the caller closes, or none if some are missing."""
-        replies, complete = self._replies, self.complete
+        replies, complete = self._replies, self.is_complete
         self._replies, self._asking = [], False
         if complete:
             return replies
@@ -98,7 +98,7 @@ class StagedReplies:
 # Torch is not imported here, since a program that has not imported it has made no collective. The recorder's settings
 # (TORCH_FR_BUFFER_SIZE, in older releases TORCH_NCCL_TRACE_BUFFER_SIZE) are the program's own and are not changed.
 
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """Process groups that one report covers."""
 _MAX_NAME_CHARACTERS = 60
 """Longest name of a group, and longest description of a call's tensors."""
@@ -123,18 +123,18 @@ def describe_collectives(rank: int, request: int) -> CollectivesReport:
             continue
         try:
             entries = json.loads(dump()).get("entries", ())
-            recorded += collectives(rank, backend, entries, time.time())
+            recorded += current_calls(rank, backend, entries, time.time())
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"its flight recorder cannot be read: {shorten(escape_control_characters(repr(error)))}"
         else:
             reason = "its flight recorder is empty"
-    recorded = sorted(recorded, key=lambda item: (not item[0].waits, item[1]))[:MOST_GROUPS]
+    recorded = sorted(recorded, key=lambda item: (not item[0].is_waiting, item[1]))[:MAX_GROUPS]
     return CollectivesReport(
         request, tuple(c for c, _ in recorded), tuple(seconds for _, seconds in recorded), "" if recorded else reason
     )
 
 
-def collectives(rank: int, backend: str, entries: Iterable[Entry], now: float) -> list[tuple[Collective, float]]:
+def current_calls(rank: int, backend: str, entries: Iterable[Entry], now: float) -> list[tuple[Collective, float]]:
     """Returns the call of each process group that the rank is in, or else its last one, and the seconds since then.
 
     A group executes its calls in order, so the first unfinished one is the one that all later ones wait for.
@@ -261,10 +261,12 @@ class AgentBackend:
             raise ConfigurationError(
                 f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
             ) from error
-        install(environment.get("SUREFOOT_STACK_DUMP_FILE"))  # for programs that the fork server did not start
+        install_stack_handler(
+            environment.get("SUREFOOT_STACK_DUMP_FILE")
+        )  # for programs that the fork server did not start
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with reachable(Path(path)) as name:
+            with short_socket_path(Path(path)) as name:
                 connection.connect(name)
         except OSError as error:
             connection.close()
@@ -298,28 +300,28 @@ class AgentBackend:
         grant, fd = self._await_grant(slot_bytes)
         try:
             # a restore in place may have mapped this very file already
-            if self._mapping is None or self._mapping.file != os.fstat(fd).st_ino:
+            if self._mapping is None or self._mapping.inode != os.fstat(fd).st_ino:
                 self._mapping = StagingMapping(fd)
         finally:
             os.close(fd)
-        self._mapping.fill_rest()
+        self._mapping.prefault_rest()
         self._memory = self._mapping.memory
         return self._memory, grant.slots, grant.slot_bytes
 
-    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
+    def find_reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
         """Asks the agent for staged saves of a checkpoint; none if it does not answer, as memory servers have them all.
 
         Returns:
             The save of each rank that has one here.
         """
         with self._changed:
-            self._staged_replies.begin()
+            self._staged_replies.start_collecting()
         self._send_message(line.FindStagedSaves(checkpoint))
         with self._changed:
             self._changed.wait_for(
-                lambda: self._staged_replies.complete or self._broken_reason is not None, _STAGED_SAVES_SECONDS
+                lambda: self._staged_replies.is_complete or self._broken_reason is not None, _STAGED_SAVES_SECONDS
             )
-            replies = self._staged_replies.end()
+            replies = self._staged_replies.take_replies()
             # this rank's own saves occupy slots: the newest must not be overwritten first
             self._staged_slots |= {
                 slot: checkpoint.step for own_reply, _ in replies[:1] for _, slot, *_ in own_reply.saves
@@ -338,7 +340,7 @@ class AgentBackend:
                 os.close(fd)
             for (rank, _, _, layout), stream_range in zip(reply.saves, ranges, strict=True):
                 saves_by_rank[rank] = ReusableSave(
-                    memory[stream_range.start : stream_range.stop], layout, own=reply_index == 0
+                    memory[stream_range.start : stream_range.stop], layout, is_own=reply_index == 0
                 )
         return saves_by_rank
 
@@ -357,10 +359,10 @@ class AgentBackend:
         """Maps this rank's own file, which the agent will later grant as staging memory."""
         self._mapping = StagingMapping(fd)
         for stream_range in ranges:
-            self._mapping.fill(stream_range)
+            self._mapping.prefault(stream_range)
         return self._mapping.memory.toreadonly()
 
-    def free_slot(self, wait_seconds: float) -> int | None:
+    def wait_for_free_slot(self, wait_seconds: float) -> int | None:
         """Waits for a slot whose save is flushed; None if there is none in time."""
         with self._changed:
             self._changed.wait_for(
@@ -407,36 +409,36 @@ class AgentBackend:
             return self._interval_exponent
 
     def report_restore(
-        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+        self, step: int, source: str, size_bytes: int, seconds: float, anomalies: AnomalyRun = NO_ANOMALIES
     ) -> None:
         """Reports that the rank has restored its state, and its metrics."""
         with self._changed:
             self._last_step = max(self._last_step, step)
-        self._send_message(line.RestoreDone(step, source, size_bytes, seconds, odd))
+        self._send_message(line.RestoreDone(step, source, size_bytes, seconds, anomalies))
         self._report_metrics()
 
-    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+    def report_restore_failure(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         """Reports an unreadable checkpoint, and the metrics."""
         self._send_message(line.RestoreFailed(checkpoint, absent, detail))
         self._report_metrics()
 
-    def notify(self, reason: str, text: str) -> None:
+    def report_notice(self, reason: str, text: str) -> None:
         """Asks the agent for an event with this reason and message."""
         self._send_message(line.TrainerNotice(reason, text))
 
-    def flush(self, wait_seconds: float) -> bool:
+    def wait_for_flush(self, wait_seconds: float) -> bool:
         """Waits until every slot is free; returns whether that happened in time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy_slots or self._broken_reason is not None, wait_seconds)
             return not self._busy_slots
 
-    def close(self, step: int, offered: bool = False) -> None:
+    def close(self, step: int, save_requested: bool = False) -> None:
         """Sends Detach and stops the reader thread; views keep the memory mapped."""
         if self._closing:
             return
         self._closing = True
         self._report_metrics()
-        self._send_message(line.Detach(step, offered))
+        self._send_message(line.Detach(step, save_requested))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():
@@ -480,7 +482,7 @@ class AgentBackend:
         """Sends the increase of this process' metrics to the agent."""
         with self._reporting:
             self._has_new_metrics, self._next_report_seconds = False, time.monotonic() + _METRICS_SECONDS
-            increases = self._metric_deltas.take()
+            increases = self._metric_deltas.take_increases()
             if increases:
                 self._send_message(line.MetricsReport(increases))
 
@@ -526,7 +528,7 @@ class AgentBackend:
                 # a descriptor arrives with the first byte of its message, so before the message is complete
                 if fds:
                     self._fds += fds
-                messages = [line.decode(text) for text in frames.feed(data)]
+                messages = [line.decode(text) for text in frames.add_bytes(data)]
             except (OSError, ProtocolError) as error:
                 self._mark_broken(f"cannot receive from the agent: {error}")
                 return
@@ -554,7 +556,7 @@ class AgentBackend:
                 case line.ArenaDenied(reason=reason):
                     self._denied_reason = reason
                 case line.StagedSaves(saves=saves):
-                    self._staged_replies.take(message, self._next_descriptor() if saves else None)
+                    self._staged_replies.add_reply(message, self._next_descriptor() if saves else None)
                 case line.SlotFreed(slot=slot):
                     self._busy_slots.discard(slot)
                 case IntervalExponent(exponent=exponent):

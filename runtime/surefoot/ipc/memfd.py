@@ -29,11 +29,11 @@ class StagingMapping:
     def __init__(self, fd: int) -> None:
         """Maps the file; raises OSError if that fails."""
         file_status = os.fstat(fd)
-        self.file, self._filled = file_status.st_ino, list[range]()
+        self.inode, self._filled = file_status.st_ino, list[range]()
         self._map = mmap.mmap(fd, file_status.st_size)
         self.memory = memoryview(self._map)
 
-    def fill(self, part: range) -> None:
+    def prefault(self, part: range) -> None:
         """Enters these bytes into the page table; the GIL is released.
 
         Before Linux 5.14 it does nothing, and the first copy is slower.
@@ -46,15 +46,15 @@ class StagingMapping:
             advise(ctypes.c_void_p(address + offset), ctypes.c_size_t(size), _MADV_POPULATE_READ)
         self._filled.append(part)
 
-    def fill_rest(self) -> None:
+    def prefault_rest(self) -> None:
         """Prefaults all bytes that `fill` has not covered."""
         gap_start = 0
         for part in sorted(self._filled, key=lambda part: part.start):
             if gap_start < part.start:
-                self.fill(range(gap_start, part.start))
+                self.prefault(range(gap_start, part.start))
             gap_start = max(gap_start, part.stop)
         if gap_start < len(self.memory):
-            self.fill(range(gap_start, len(self.memory)))
+            self.prefault(range(gap_start, len(self.memory)))
 
 
 class MemoryFile:
@@ -76,7 +76,7 @@ class MemoryFile:
             raise
         self.memory = memoryview(self._map)
 
-    def touch(self) -> None:
+    def prefault(self) -> None:
         """Touches every page now, so that no save is slowed down by it.
 
         Blocks for seconds per GB: call it in a thread.

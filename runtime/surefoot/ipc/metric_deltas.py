@@ -33,7 +33,7 @@ class MetricDeltas:
         self._lock = threading.Lock()
         self._reported = _sample_values(families)
 
-    def take(self) -> Grown:
+    def take_increases(self) -> Grown:
         """Returns the increase since the last call; empty if nothing increased."""
         with self._lock:
             previous, current = self._reported, _sample_values(self._families)
@@ -51,7 +51,7 @@ class MetricSums:
     def __init__(self) -> None:
         self._sums: dict[Key, float] = {}
 
-    def add(self, grown: Grown) -> None:
+    def add_increases(self, grown: Grown) -> None:
         """Adds a trainer's increase; ignores new series beyond `MAX_SERIES`."""
         for name, labels, increase in grown:
             key = _sample_key(name, labels)

@@ -21,9 +21,9 @@ class ReusableSave:
 
     stream: memoryview
     """The byte stream of the save."""
-    layout: str
+    layout_digest: str
     """Digest of its layout record."""
-    own: bool = True
+    is_own: bool = True
     """Whether it is in this rank's own memory, which nothing else overwrites; another rank's may change at any time."""
 
 
@@ -52,7 +52,7 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
+    def find_reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
         """Finds saves of a checkpoint in this worker's staging memory.
 
         They must be read before `request_arena` is called, which may overwrite them.
@@ -70,7 +70,7 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def free_slot(self, wait_seconds: float) -> int | None:
+    def wait_for_free_slot(self, wait_seconds: float) -> int | None:
         """Waits for a slot whose save is flushed.
 
         Returns:
@@ -106,24 +106,24 @@ class SaveBackend(Protocol):
         ...
 
     def report_restore(
-        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+        self, step: int, source: str, size_bytes: int, seconds: float, anomalies: AnomalyRun = NO_ANOMALIES
     ) -> None:
         """Reports that the rank has restored its state; see `trainer_messages.RestoreDone`."""
         ...
 
-    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+    def report_restore_failure(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         """Reports an unreadable checkpoint; see `trainer_messages.RestoreFailed`."""
         ...
 
-    def notify(self, reason: str, text: str) -> None:
+    def report_notice(self, reason: str, text: str) -> None:
         """Asks for an event with this reason (CamelCase) and message."""
         ...
 
-    def flush(self, wait_seconds: float) -> bool:
+    def wait_for_flush(self, wait_seconds: float) -> bool:
         """Waits until everything staged is flushed; returns whether it is."""
         ...
 
-    def close(self, step: int, offered: bool = False) -> None:
+    def close(self, step: int, save_requested: bool = False) -> None:
         """Closes the connection.
 
         Args:

@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.linux_process import send_main_thread, state_of
+from surefoot.linux_process import signal_main_thread, state_of
 
-SIGNAL = signal.SIGRTMIN + 11
+STACK_SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal; SIGUSR1 and SIGUSR2 are left to programs and libraries."""
 
-TAKE_SECONDS = 1.5
+CAPTURE_TIMEOUT_SECONDS = 1.5
 """Time limit for one stack."""
 MAX_STACK_BYTES = 256 << 10
 """Longest stack that is read."""
@@ -41,11 +41,11 @@ class CapturedStack:
     """Global rank of the trainer."""
     text: str
     """The stack as faulthandler writes it; empty: there is none."""
-    why: str = ""
+    reason: str = ""
     """Why there is no stack; empty if there is one."""
 
 
-def install(path: str | None) -> None:
+def install_stack_handler(path: str | None) -> None:
     """Makes SIGNAL append the main thread's stack to the file `path`.
 
     Does nothing without a path, or if the program already handles the signal: its handler is never replaced. If the
@@ -58,7 +58,7 @@ def install(path: str | None) -> None:
         _stack_descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError:
         return
-    faulthandler.register(SIGNAL, file=_stack_descriptors[-1], all_threads=False, chain=False)
+    faulthandler.register(STACK_SIGNAL, file=_stack_descriptors[-1], all_threads=False, chain=False)
 
 
 _stack_descriptors: list[int] = []
@@ -81,10 +81,10 @@ async def capture_stack(rank: int, pid: int, path: Path) -> CapturedStack:
     # the file keeps earlier stacks: only text after its present end is the reply
     old_size = _file_size(path)
     try:
-        send_main_thread(pid, SIGNAL)
+        signal_main_thread(pid, STACK_SIGNAL)
     except ProcessLookupError:
         return CapturedStack(rank, "", "its process has ended")
-    deadline = time.monotonic() + TAKE_SECONDS
+    deadline = time.monotonic() + CAPTURE_TIMEOUT_SECONDS
     text = ""
     while not _is_complete(text) and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
@@ -92,7 +92,7 @@ async def capture_stack(rank: int, pid: int, path: Path) -> CapturedStack:
     if text:
         return CapturedStack(rank, text)
     cause = "waits inside the kernel and cannot be interrupted" if state_of(pid) == "D" else "blocks all signals"
-    return CapturedStack(rank, "", f"it wrote no stack within {TAKE_SECONDS:g} s: it {cause}")
+    return CapturedStack(rank, "", f"it wrote no stack within {CAPTURE_TIMEOUT_SECONDS:g} s: it {cause}")
 
 
 def _is_complete(text: str) -> bool:
@@ -108,7 +108,7 @@ def _is_caught(pid: int) -> bool:
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+    return bool(int(caught, 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _file_size(path: Path) -> int:

@@ -340,7 +340,7 @@ class FrameDecoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def add_bytes(self, data: bytes) -> list[bytes]:
         """Adds received bytes; returns the messages that are complete now, in order."""
         self._buffer += data
         messages: list[bytes] = []

@@ -19,9 +19,9 @@ from surefoot import metrics
 from surefoot.errors import ProtocolError
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.trainer_messages import FrameDecoder, add_frame
-from surefoot.linux_process import reachable
+from surefoot.linux_process import short_socket_path
 from surefoot.protocol.timeouts import Backoff
-from surefoot.task_set import TaskSet, logged
+from surefoot.task_set import TaskSet, log_failure_to
 
 _READ_BYTES = 1 << 18
 """Bytes per read."""
@@ -68,7 +68,7 @@ class TrainerConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    async def pump(self) -> None:
+    async def send_queued(self) -> None:
         """Sends queued messages until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
@@ -84,7 +84,7 @@ class TrainerConnection:
                 data = data[sent:]
             await loop.sock_sendall(self._socket, data)
 
-    def forget(self) -> None:
+    def drop_queued(self) -> None:
         """Drops the queued messages and closes their descriptors."""
         while not self._outbox.empty():
             _close(self._outbox.get_nowait()[1])
@@ -99,7 +99,7 @@ class TrainerServer:
         self._path = path
         self._admit, self._on_message = admit, on_message
         self._trainers: set[TrainerConnection] = set()
-        self._tasks = TaskSet(logged(_log))
+        self._tasks = TaskSet(log_failure_to(_log))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class TrainerServer:
         self._path.unlink(missing_ok=True)  # a killed agent of this worker may have left it
         old_umask = os.umask(0o177)  # the socket must never be accessible to other users, not even for a moment
         try:
-            with reachable(self._path) as name:
+            with short_socket_path(self._path) as name:
                 self._listener.bind(name)
         finally:
             os.umask(old_umask)
@@ -121,7 +121,7 @@ class TrainerServer:
             if trainer.generation == generation and rank in (None, trainer.rank):
                 trainer.send(message)
 
-    def attached(self, generation: int) -> frozenset[int]:
+    def attached_ranks(self, generation: int) -> frozenset[int]:
         """Returns the ranks of a generation that are connected."""
         return frozenset(trainer.rank for trainer in self._trainers if trainer.generation == generation)
 
@@ -147,7 +147,7 @@ class TrainerServer:
                 if not failures:
                     _log.warning("cannot accept a trainer's connection, trying again: %s", error)
                 failures += 1
-                await asyncio.sleep(_ACCEPT_BACKOFF.seconds(failures, random.random()))
+                await asyncio.sleep(_ACCEPT_BACKOFF.wait_seconds(failures, random.random()))
                 continue
             failures = 0
             self._tasks.start(self._serve_trainer(connection), "serving a trainer")
@@ -180,7 +180,7 @@ class TrainerServer:
         trainer.send(reply)
         self._trainers.add(trainer)
         # sending is a task of its own, so that a trainer that reads slowly does not block the reading of its messages
-        pump = asyncio.create_task(trainer.pump())
+        pump = asyncio.create_task(trainer.send_queued())
         try:
             messages = first_messages[1:]
             while True:
@@ -193,7 +193,7 @@ class TrainerServer:
             self._trainers.discard(trainer)
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            trainer.forget()
+            trainer.drop_queued()
 
 
 def _close(fd: int | None) -> None:
@@ -217,7 +217,7 @@ async def _read_messages(connection: socket.socket, frames: FrameDecoder) -> lis
         data = await loop.sock_recv(connection, _READ_BYTES)
         if not data:
             return []
-        messages = frames.feed(data)
+        messages = frames.add_bytes(data)
         if messages:
             return messages
 

@@ -46,7 +46,7 @@ class Child:
             except ProcessLookupError:
                 pass  # it has just ended
 
-    def has_code(self, code: int) -> None:
+    def set_exit_code(self, code: int) -> None:
         """Sets the exit code, as reported by the process that reaped the child."""
         if self._assumption_timer is not None:
             self._assumption_timer.cancel()
@@ -69,7 +69,7 @@ class Child:
         if self._reaper_lives() and loop.time() < deadline_seconds:
             self._assumption_timer = loop.call_later(_CODE_SECONDS, self._assume_killed, deadline_seconds)
         else:
-            self.has_code(-int(signal.SIGKILL))
+            self.set_exit_code(-int(signal.SIGKILL))
 
     def _close(self) -> None:
         if self._pidfd is not None:
@@ -86,4 +86,4 @@ class OwnChild(Child):
         super().__init__(process.pid, forget)
 
     def _await_exit_code(self) -> None:
-        self.has_code(self._process.wait())
+        self.set_exit_code(self._process.wait())

@@ -82,7 +82,7 @@ def program_source(script: str | None, module: str | None) -> Path | None:
     return None
 
 
-def preload(source: Path | None) -> Preloaded:
+def preload_modules(source: Path | None) -> Preloaded:
     """Imports the frameworks and the program's own imports."""
     start_seconds = time.monotonic()
     failed: list[str] = []
@@ -230,7 +230,7 @@ def _run_request(request: _Request) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     _reseed_and_reset_threads()
-    stacks.install(os.environ.get("SUREFOOT_STACK_DUMP_FILE"))
+    stacks.install_stack_handler(os.environ.get("SUREFOOT_STACK_DUMP_FILE"))
     program = order["program"]
     run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
 
@@ -255,7 +255,7 @@ def _preload_without_gc(source: Path | None) -> Preloaded:
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:
-        return preload(source)
+        return preload_modules(source)
     finally:
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*thresholds)

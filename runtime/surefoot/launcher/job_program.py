@@ -46,7 +46,7 @@ class LaunchProgram:
     module: str | None = None
 
 
-def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
+def parse_forkable_program(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
     """Returns the program in `python [-u] script.py …` or `python [-u] -m module …` if it can run in a forked process.
 
     None (a cold start): `python` is another interpreter, or has other options, which a forked process cannot apply.

@@ -23,7 +23,7 @@ from typing import Any
 from surefoot import metrics
 from surefoot.errors import SurefootError
 from surefoot.launcher.child_process import Child, OwnChild
-from surefoot.launcher.job_program import LaunchProgram, forkable
+from surefoot.launcher.job_program import LaunchProgram, parse_forkable_program
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class ForkServerClient:
             case "exited":
                 child = self._children.get(message["pid"])
                 if child is not None:
-                    child.has_code(message["code"])
+                    child.set_exit_code(message["code"])
 
     def _resolve_fork(self, request_id: int, resolve: Callable[[asyncio.Future[int]], None]) -> None:
         future = self._pid_futures.get(request_id)
@@ -208,7 +208,7 @@ class Starter:
     ) -> None:
         self._command = tuple(command)
         self._environment = environment
-        self._program: LaunchProgram | None = forkable(command, environment)
+        self._program: LaunchProgram | None = parse_forkable_program(command, environment)
         self._log_path = log_path
         self._on_warm = on_warm
         self._start_count = 0

@@ -17,15 +17,15 @@ import hiredis
 import redis
 
 from surefoot.memory_server import connection
-from surefoot.memory_server.connection import TLS_NAME, Command, Credentials, Dialogue, Reply, tls_context
+from surefoot.memory_server.connection import TLS_SERVER_NAME, Command, Credentials, Dialogue, Request, tls_context
 from surefoot.protocol.bounds import MAX_REPLY_BYTES, MAX_REPLY_SECONDS
 
 T = TypeVar("T")
 
-CONFIRMED_SECONDS = 0.05
+TIMEOUT_CONFIRMATION_SECONDS = 0.05
 """Wait between a timeout and its confirmation: if the event loop was busy, the reply may already have arrived."""
 
-MAX_UNDER_WAY = 20_000
+MAX_OUTSTANDING_COMMANDS = 20_000
 """Outstanding commands of one connection: more than all jobs of a cluster send to one server at once."""
 
 
@@ -50,7 +50,7 @@ class AsyncServerConnection:
         self._tls = tls
         self._socket_path = socket_path
         self._protocol: _ReplyReader | None = None
-        self.asked = 0
+        self.sent_commands = 0
         """Number of commands sent since the object was made."""
 
     @property
@@ -74,7 +74,7 @@ class AsyncServerConnection:
                 self.close()
                 raise
 
-    async def run_exchange(self, dialogue: Dialogue[T]) -> T:
+    async def run_dialogue(self, dialogue: Dialogue[T]) -> T:
         """Runs a dialogue to its end, and returns its result; raises the error that the dialogue raises."""
         try:
             request = next(dialogue)
@@ -90,7 +90,7 @@ class AsyncServerConnection:
         finally:
             dialogue.close()
 
-    async def exchange(self, request: Reply) -> Any:
+    async def exchange(self, request: Request) -> Any:
         """Sends one command, or several together, and returns the reply or replies; see `connection.Reply`."""
         if self._protocol is None:
             raise redis.exceptions.ConnectionError("no connection is open")
@@ -121,7 +121,7 @@ class AsyncServerConnection:
                 unix_socket.setblocking(False)
                 return (await loop.create_unix_connection(self._make_protocol, sock=unix_socket))[1]
         (host, port), tls = self._address, self._tls_context()
-        name = TLS_NAME if tls is not None else None
+        name = TLS_SERVER_NAME if tls is not None else None
         _, protocol = await loop.create_connection(self._make_protocol, host, port, ssl=tls, server_hostname=name)
         if socket_error:
             connection.count_fallback(
@@ -146,7 +146,7 @@ class AsyncServerConnection:
     def _send_command(self, command: Command) -> asyncio.Future[Any]:
         """Packs and sends one command."""
         assert self._protocol is not None, "checked by `exchange`"
-        self.asked += 1
+        self.sent_commands += 1
         return self._protocol.send(hiredis.pack_command((*command[0].split(), *command[1:])))
 
 
@@ -175,8 +175,8 @@ class _ReplyReader(asyncio.Protocol):
         """Sends a packed command; the future gets its reply."""
         if self.error is not None:
             raise redis.exceptions.ConnectionError(str(self.error)) from self.error
-        if len(self._outstanding) >= MAX_UNDER_WAY:
-            raise redis.exceptions.ConnectionError(f"{MAX_UNDER_WAY} commands to it have no reply yet")
+        if len(self._outstanding) >= MAX_OUTSTANDING_COMMANDS:
+            raise redis.exceptions.ConnectionError(f"{MAX_OUTSTANDING_COMMANDS} commands to it have no reply yet")
         assert self._transport is not None, "the loop sets it before it returns the connection"
         future: asyncio.Future[Any] = self._loop.create_future()
         # the time limit counts from the first command after an idle time
@@ -250,7 +250,9 @@ class _ReplyReader(asyncio.Protocol):
         elif self._loop.time() < self._last_data_seconds + self._call_seconds:
             self._start_timer()
         else:
-            self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm_silence, self._last_data_seconds)
+            self._timer = self._loop.call_later(
+                TIMEOUT_CONFIRMATION_SECONDS, self._confirm_silence, self._last_data_seconds
+            )
 
     def _confirm_silence(self, last_data_seconds: float) -> None:
         """Fails the connection if no data came since the timeout; the loop has read whatever had arrived by then."""

@@ -33,7 +33,7 @@ from surefoot.memory_server.connection import (
     translate_redis_errors,
 )
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
 
 # ---- fenced calls ----------------------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ class MemoryServerIndex:
     """Newest checkpoint that is known to be on enough servers; None: unknown."""
     manifests: tuple[RankManifest, ...]
     """Manifests of the complete rank saves, sorted by save."""
-    damaged: tuple[str, ...]
+    damaged_entries: tuple[str, ...]
     """Names of the entries that cannot be read."""
-    refused: tuple[str, ...] = ()
+    out_of_bounds: tuple[str, ...] = ()
     """Names of damaged entries with a number or size out of bounds, each with the reason."""
 
 
@@ -78,53 +78,60 @@ class FencedCalls:
     def __str__(self) -> str:
         return str(self._endpoint.instance)
 
-    def fence(self, epoch: int) -> Dialogue[None]:
+    def fence(self, generation: int) -> Dialogue[None]:
         """Makes the server reject writers of generations older than `epoch`.
 
         Raises:
             Fenced: The server is already fenced for a newer generation.
         """
-        self._expect_ok((yield from self._run_script(scripts.SEAL, epoch, [], [])), f"fencing for generation {epoch}")
+        self._expect_ok(
+            (yield from self._run_script(scripts.FENCE, generation, [], [])), f"fencing for generation {generation}"
+        )
 
-    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> Dialogue[None]:
+    def commit(self, manifest: RankManifest, writer_generation: int, chunk_lengths: tuple[int, ...]) -> Dialogue[None]:
         """Adds the rank save to the index if all its parts are stored completely; see `Tier.commit`."""
         save, text = manifest.save, manifest.to_json()
-        keys = [scripts.layout_key(self._job, manifest.layout), *scripts.data_of(self._job, save, manifest.chunks)]
+        keys = [
+            scripts.layout_key(self._job, manifest.layout),
+            *scripts.list_data_keys(self._job, save, manifest.chunks),
+        ]
         lengths = [manifest.digests_bytes, manifest.values_bytes, *chunk_lengths]
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks, but {len(chunk_lengths)} chunk lengths were passed")
         doing = f"committing {save}"
         # try to add a new entry first: an entry that is there already is rare
         result = yield from self._run_script(
-            scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), text, "", *lengths]
+            scripts.COMMIT, writer_generation, keys, [scripts.index_field(save), text, "", *lengths]
         )
         if result[0] == "conflict" and len(result) < 2:
             self._raise_for_outcome(result, doing)
         if result[0] == "conflict" and self._is_entry_damaged(result[1], manifest):
             # the present entry is damaged: replace exactly this one, so that a concurrent commit is not lost
             result = yield from self._run_script(
-                scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), text, result[1], *lengths]
+                scripts.COMMIT, writer_generation, keys, [scripts.index_field(save), text, result[1], *lengths]
             )
         elif result[0] == "conflict":
             # the same save with another time: commit the present entry again, so that the fence is checked and raised
             result = yield from self._run_script(
-                scripts.COMMIT, writer_epoch, keys, [scripts.index_field(save), result[1], "", *lengths]
+                scripts.COMMIT, writer_generation, keys, [scripts.index_field(save), result[1], "", *lengths]
             )
         self._expect_ok(result, doing)
 
-    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> Dialogue[None]:
+    def delete_save(self, save: RankSave, writer_generation: int, chunks: int) -> Dialogue[None]:
         """Removes the index entry of a save, and then its data in portions; a missing save is no error.
 
         Data that an interrupted call leaves has no index entry and is swept later.
         """
-        names = scripts.names_of(self._job, save, chunks)
+        names = scripts.iterate_data_keys(self._job, save, chunks)
         # the entry goes with the first portion: from then on nothing refers to the data
         first_names = list(islice(names, _MAX_KEYS_PER_CALL))
-        result = yield from self._run_script(scripts.DROP, writer_epoch, first_names, [scripts.index_field(save)])
+        result = yield from self._run_script(
+            scripts.DELETE, writer_generation, first_names, [scripts.index_field(save)]
+        )
         self._expect_ok(result, f"deleting {save}")
-        yield from self.delete_uncommitted(save, writer_epoch, names)
+        yield from self.delete_uncommitted(save, writer_generation, names)
 
-    def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Iterable[str]) -> Dialogue[bool]:
+    def delete_uncommitted(self, save: RankSave, writer_generation: int, names: Iterable[str]) -> Dialogue[bool]:
         """Removes data keys of a save that is not committed; returns False if it has an index entry.
 
         Missing keys are no error.
@@ -132,20 +139,24 @@ class FencedCalls:
         doing = f"deleting uncommitted data of {save}"
         remaining = iter(names)
         while portion := list(islice(remaining, _MAX_KEYS_PER_CALL)):
-            result = yield from self._run_script(scripts.SWEEP, writer_epoch, portion, [scripts.index_field(save)])
+            result = yield from self._run_script(
+                scripts.DELETE_UNCOMMITTED, writer_generation, portion, [scripts.index_field(save)]
+            )
             if result[0] == "indexed":
                 return False
             self._expect_ok(result, doing)
         return True
 
-    def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> Dialogue[None]:
+    def set_watermark(self, checkpoint: Checkpoint, writer_generation: int) -> Dialogue[None]:
         """Stores the newest checkpoint that is on enough memory servers, for later readers."""
         value = f"{checkpoint.generation}:{checkpoint.step}"
-        result = yield from self._run_script(scripts.MARK, writer_epoch, [scripts.watermark_key(self._job)], [value])
+        result = yield from self._run_script(
+            scripts.SET_WATERMARK, writer_generation, [scripts.watermark_key(self._job)], [value]
+        )
         self._expect_ok(result, f"storing the watermark {checkpoint}")
 
-    def index(
-        self, only: Checkpoint | None = None, known: Entries | None = None, most_entries: int | None = None
+    def read_index(
+        self, only: Checkpoint | None = None, known: Entries | None = None, max_entries: int | None = None
     ) -> Dialogue[MemoryServerIndex]:
         """Reads fence, watermark and all committed rank saves as of one moment.
 
@@ -160,7 +171,9 @@ class FencedCalls:
             OutOfBounds: The index is larger than `most_entries` allows; it is not transferred then.
         """
         name_prefix = f"{only.generation}:{only.step}:".encode() if only is not None else b""
-        script, limits = (scripts.READ, []) if most_entries is None else (scripts.LOOK, limits_of(most_entries))
+        script, limits = (
+            (scripts.READ, []) if max_entries is None else (scripts.READ_BOUNDED, script_limits(max_entries))
+        )
         result = yield from self._run_script(script, 0, [scripts.watermark_key(self._job)], limits)
         self._expect_ok(result, "reading the index")
         # an unchanged reply, compared as bytes, needs no parsing at all
@@ -183,7 +196,7 @@ class FencedCalls:
                 if isinstance(parsed_entry[1], RankManifest):
                     manifests.append(parsed_entry[1])
                     continue
-                entry = f"{self}: index entry {name.decode(errors='replace')[: bounds.MAX_KEY_BYTES]}"
+                entry = f"{self}: index entry {name.decode(errors='replace')[: bounds.MAX_SERVER_VALUE_BYTES]}"
                 damaged.append(entry)
                 if isinstance(parsed_entry[1], OutOfBounds):
                     refused.append(f"{entry}: {parsed_entry[1]}")
@@ -194,8 +207,8 @@ class FencedCalls:
                 fence=int(fence or -1),
                 watermark=watermark_checkpoint,
                 manifests=tuple(sorted(manifests, key=lambda m: m.save)),
-                damaged=tuple(damaged),
-                refused=tuple(refused),
+                damaged_entries=tuple(damaged),
+                out_of_bounds=tuple(refused),
             )
         # shared only after the whole index was parsed, so that an error leaves nothing half known
         if known is not None:
@@ -213,11 +226,11 @@ class FencedCalls:
         """
         with translate_redis_errors(str(self), f"reading the layout {digest}"):
             reply = yield ("GETRANGE", scripts.layout_key(self._job, digest), 0, bounds.MAX_LAYOUT_BYTES)
-        record = text_of(reply, str(self), f"layout {digest}")
+        record = require_string_reply(reply, str(self), f"layout {digest}")
         if not record:
             raise ChunkMissing(f"{self} does not have the layout {digest}")
         name = f"{self}: layout {digest}"
-        bounds.check_json(name, record, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
+        bounds.require_json_in_bounds(name, record, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
         return record.decode(errors="replace")
 
     def _run_script(
@@ -282,17 +295,17 @@ class FencedCalls:
         """Returns whether the present entry is damaged; raises TierError if it is intact and describes other bytes."""
         with translate_parse_errors(str(self), f"committing {manifest.save}"):
             present = _parse_entry(scripts.index_field(manifest.save).encode(), entry)
-        if isinstance(present, RankManifest) and not present.same_bytes_as(manifest):
+        if isinstance(present, RankManifest) and not present.has_same_bytes_as(manifest):
             self._raise_for_outcome(["conflict"], f"committing {manifest.save}")
         return not isinstance(present, RankManifest)
 
 
-def limits_of(most_entries: int) -> list[int]:
+def script_limits(most_entries: int) -> list[int]:
     """Returns the ARGV of the scripts that limit their reading, see `scripts.LOOK`."""
-    return [bounds.MAX_KEY_BYTES, min(most_entries, bounds.MAX_INDEX_ENTRIES), bounds.MAX_INDEX_BYTES]
+    return [bounds.MAX_SERVER_VALUE_BYTES, min(most_entries, bounds.MAX_INDEX_ENTRIES), bounds.MAX_INDEX_BYTES]
 
 
-def text_of(reply: Any, where: str, what: str) -> bytes:
+def require_string_reply(reply: Any, where: str, what: str) -> bytes:
     """Returns a string reply; raises InvalidServerReply for any other."""
     if not isinstance(reply, bytes):
         raise InvalidServerReply(
@@ -336,7 +349,7 @@ class MemoryServerClient:
         self.endpoint = endpoint
         self.calls = FencedCalls(endpoint, job)
         self._job = job
-        socket_path = credentials.socket_to(endpoint.server_id)
+        socket_path = credentials.socket_path_to(endpoint.server_id)
         self._damaged: tuple[str, ...] = ()
         self._connection = RespConnection(
             endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, socket_path
@@ -352,44 +365,44 @@ class MemoryServerClient:
 
     # ---- decisions of the server ------------------------------------------------------------------------------------
 
-    def fence(self, epoch: int) -> None:
+    def fence(self, generation: int) -> None:
         """Makes the server reject writers of generations older than `epoch`.
 
         Raises:
             Fenced: The server is already fenced for a newer generation.
         """
-        self._connection.run_exchange(self.calls.fence(epoch))
+        self._connection.run_dialogue(self.calls.fence(generation))
 
-    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
+    def commit(self, manifest: RankManifest, writer_generation: int, chunk_lengths: tuple[int, ...]) -> None:
         """Adds the rank save to the index if all its parts are stored completely; see `Tier.commit`."""
-        self._connection.run_exchange(self.calls.commit(manifest, writer_epoch, chunk_lengths))
+        self._connection.run_dialogue(self.calls.commit(manifest, writer_generation, chunk_lengths))
 
-    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+    def delete_save(self, save: RankSave, writer_generation: int, chunks: int) -> None:
         """Removes the index entry of a save, and then its data; a missing save is no error."""
-        self._connection.run_exchange(self.calls.drop(save, writer_epoch, chunks))
+        self._connection.run_dialogue(self.calls.delete_save(save, writer_generation, chunks))
 
-    def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
+    def delete_uncommitted(self, save: RankSave, writer_generation: int, names: Sequence[str]) -> bool:
         """Removes data keys of a save that is not committed; returns False if it has an index entry."""
-        return self._connection.run_exchange(self.calls.delete_uncommitted(save, writer_epoch, names))
+        return self._connection.run_dialogue(self.calls.delete_uncommitted(save, writer_generation, names))
 
-    def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
+    def set_watermark(self, checkpoint: Checkpoint, writer_generation: int) -> None:
         """Stores the newest checkpoint that is on enough memory servers, for later readers."""
-        self._connection.run_exchange(self.calls.set_watermark(checkpoint, writer_epoch))
+        self._connection.run_dialogue(self.calls.set_watermark(checkpoint, writer_generation))
 
-    def index(self, only: Checkpoint | None = None) -> MemoryServerIndex:
+    def read_index(self, only: Checkpoint | None = None) -> MemoryServerIndex:
         """Reads fence, watermark and all committed rank saves as of one moment; with `only`, those of one checkpoint."""
-        return self._connection.run_exchange(self.calls.index(only))
+        return self._connection.run_dialogue(self.calls.read_index(only))
 
     def manifests(self) -> tuple[RankManifest, ...]:
         """Returns the manifests of all committed rank saves; afterwards `damaged` names the unreadable entries."""
-        index = self.index()
-        self._damaged = index.damaged
+        index = self.read_index()
+        self._damaged = index.damaged_entries
         return index.manifests
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
         """Returns the manifests of one checkpoint; afterwards `damaged` names its unreadable entries."""
-        index = self.index(checkpoint)
-        self._damaged = index.damaged
+        index = self.read_index(checkpoint)
+        self._damaged = index.damaged_entries
         return index.manifests
 
     def damaged(self) -> tuple[str, ...]:
@@ -414,7 +427,7 @@ class MemoryServerClient:
         flat = data.cast("B") if isinstance(data, memoryview) else data
         with translate_redis_errors(str(self), f"writing chunk {index} of {save}"):
             self._connection.send("SET", scripts.chunk_key(self._job, save, index), flat)
-            if self._connection.due > 1:
+            if self._connection.outstanding_count > 1:
                 self._connection.receive()
 
     def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
@@ -433,7 +446,7 @@ class MemoryServerClient:
     def wait_stored(self) -> None:
         """Waits until all sent chunks are stored; raises as `put_chunk` does."""
         with translate_redis_errors(str(self), "writing chunks"):
-            while self._connection.due:
+            while self._connection.outstanding_count:
                 self._connection.receive()
 
     def put_digests(self, save: RankSave, data: bytes | memoryview) -> None:
@@ -446,7 +459,7 @@ class MemoryServerClient:
 
     def read_layout(self, digest: str) -> str:
         """Reads a layout record, whose digest the caller checks."""
-        return self._connection.run_exchange(self.calls.read_layout(digest))
+        return self._connection.run_dialogue(self.calls.read_layout(digest))
 
     def read_values(self, save: RankSave) -> bytes:
         """Reads the plain values of a save."""
@@ -501,16 +514,16 @@ class MemoryServerClient:
             reply = self._connection.call("GET", key)
         if reply is None:
             raise ChunkMissing(f"{self} does not have the {what}")
-        return text_of(reply, str(self), what)
+        return require_string_reply(reply, str(self), what)
 
     def _read_range(self, key: str, offset: int, length: int, what: str) -> bytes:
         """Reads a part of a value in pieces; the server would disconnect a reader that takes too long for a large reply."""
         pieces = []
-        for start in range(offset, offset + length, CHUNK_BYTES):
-            last_byte = min(start + CHUNK_BYTES, offset + length) - 1
+        for start in range(offset, offset + length, MAX_CHUNK_BYTES):
+            last_byte = min(start + MAX_CHUNK_BYTES, offset + length) - 1
             with translate_redis_errors(str(self), f"reading the {what}"):
                 reply = self._connection.call("GETRANGE", key, start, last_byte)
-            piece = text_of(reply, str(self), what)
+            piece = require_string_reply(reply, str(self), what)
             if len(piece) != last_byte - start + 1:
                 raise ChunkMissing(
                     f"{self} has {len(piece)} of {last_byte - start + 1} bytes from {start} of the {what}"

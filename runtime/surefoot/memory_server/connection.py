@@ -25,7 +25,7 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from surefoot.errors import AccessDenied, ConfigurationError, InvalidServerReply, TierError, TierFull, TierUnavailable
-from surefoot.linux_process import reachable
+from surefoot.linux_process import short_socket_path
 from surefoot.protocol.identities import LocalMemoryServers, MemoryServerId
 from surefoot.settings import JobSettings
 
@@ -40,7 +40,7 @@ _MAX_LINE_BYTES = 512
 """Longest first line of a reply: a length or an error."""
 
 
-def limit_by_kernel(sock: socket.socket, seconds: float) -> None:
+def set_kernel_timeouts(sock: socket.socket, seconds: float) -> None:
     """Sets the socket's time limits in the kernel.
 
     Then one call sends or receives megabytes without waking this process for each part. A wait that exceeds `seconds`
@@ -55,7 +55,7 @@ def limit_by_kernel(sock: socket.socket, seconds: float) -> None:
     sock.settimeout(None)
 
 
-def reply_into(sock: socket.socket, into: memoryview) -> int:
+def read_string_into(sock: socket.socket, into: memoryview) -> int:
     """Reads one string reply into `into`; returns the reply's length.
 
     A shorter string fills the beginning of `into`. Afterwards the socket must be closed, unless the reply had exactly
@@ -141,14 +141,14 @@ T = TypeVar("T")
 
 Command = tuple[Any, ...]
 """A command and its arguments."""
-Reply = Command | list[Command]
+Request = Command | list[Command]
 """A dialogue's request: one command, whose error is raised, or several that are sent together, whose errors are returned
 among the replies. An empty list requests nothing, and lets the caller do other work before the dialogue continues."""
-Dialogue = Generator[Reply, Any, T]
+Dialogue = Generator[Request, Any, T]
 """Yields requests, is sent replies, and returns the result of the call."""
 
 
-def run_exchange(dialogue: Dialogue[T], exchange: Callable[[Reply], Any]) -> T:
+def run_dialogue(dialogue: Dialogue[T], exchange: Callable[[Request], Any]) -> T:
     """Runs a dialogue to its end, and returns its result; raises the error that the dialogue raises.
 
     Args:
@@ -168,7 +168,7 @@ def run_exchange(dialogue: Dialogue[T], exchange: Callable[[Reply], Any]) -> T:
         return end.value  # type: ignore[no-any-return]  # a generator's value is untyped
 
 
-def section_of(reply: bytes) -> dict[str, str]:
+def parse_info_section(reply: bytes) -> dict[str, str]:
     """Parses one section of INFO."""
     lines: Sequence[str] = reply.decode().splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
@@ -182,29 +182,29 @@ def section_of(reply: bytes) -> dict[str, str]:
 # timer. Both limits together doubled the throughput of two servers on one core (docs/measuring.md). On a network the
 # kernel's own choices apply.
 
-UNDER_WAY_BYTES = 256 * 1024
+MAX_IN_FLIGHT_BYTES = 256 * 1024
 """Send buffer for TCP within a machine; the kernel doubles it. With less, the processes wake each other too often."""
 
-CONGESTION = b"reno"
+CONGESTION_CONTROL = b"reno"
 """Congestion control for TCP within a machine; every Linux has it and lets every process choose it."""
 
-NEAR_SECONDS = 40e-6
+MAX_LOCAL_ROUND_TRIP_SECONDS = 40e-6
 """Longest round trip that counts as within a machine. A network that is as fast still reaches 25 Gbit/s at this size."""
 
 _TCP_INFO_RTT = 68
 """Offset of the smoothed round trip, in microseconds, in Linux' tcp_info."""
 
 
-def limit_under_way(sock: socket.socket) -> None:
+def limit_in_flight_bytes(sock: socket.socket) -> None:
     """Limits the data in flight of a new connection if it ends on this machine.
 
     Sets send buffer and congestion control; a Unix socket needs neither.
     """
-    if sock.family == socket.AF_UNIX or not is_near(sock):
+    if sock.family == socket.AF_UNIX or not is_same_machine(sock):
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_IN_FLIGHT_BYTES)
     with contextlib.suppress(OSError):  # an administrator may forbid the choice, which only makes it slower
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
 
 
 def connect_socket(path: str, seconds: float) -> socket.socket:
@@ -212,7 +212,7 @@ def connect_socket(path: str, seconds: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(seconds)
-        with reachable(Path(path)) as name:
+        with short_socket_path(Path(path)) as name:
             sock.connect(name)
     except OSError:
         sock.close()
@@ -238,12 +238,14 @@ def _warn_once(path: str, reason: str) -> None:
     )
 
 
-def is_near(sock: socket.socket) -> bool:
+def is_same_machine(sock: socket.socket) -> bool:
     """Returns whether the other end is on this machine.
 
     That is so if it has this end's address, or if the round trip is too short for a network (a pod of the same node).
     """
-    return sock.getsockname()[0] == sock.getpeername()[0] or 0 < round_trip_seconds(sock) <= NEAR_SECONDS
+    return (
+        sock.getsockname()[0] == sock.getpeername()[0] or 0 < round_trip_seconds(sock) <= MAX_LOCAL_ROUND_TRIP_SECONDS
+    )
 
 
 def round_trip_seconds(sock: socket.socket) -> float:
@@ -257,7 +259,7 @@ def round_trip_seconds(sock: socket.socket) -> float:
 
 # ---- connection ------------------------------------------------------------------------------------------------------
 
-TLS_NAME = "surefoot-memory"
+TLS_SERVER_NAME = "surefoot-memory"
 """The name in every memory server's certificate."""
 
 
@@ -284,12 +286,12 @@ class Credentials:
     local: LocalMemoryServers | None = None
     """Unix sockets of this node's servers; None: there are none."""
 
-    def socket_to(self, server: MemoryServerId) -> str:
+    def socket_path_to(self, server: MemoryServerId) -> str:
         """Returns the path of that server's Unix socket; empty if it can only be reached by its address."""
-        return "" if self.local is None else self.local.socket_of(server)
+        return "" if self.local is None else self.local.socket_path_of(server)
 
 
-def account_of(job: JobSettings) -> Credentials:
+def worker_credentials(job: JobSettings) -> Credentials:
     """Returns the account by which a worker's processes use the job's memory servers."""
     return Credentials(job.memory_user, job.memory_password, job.memory_tls_ca, job.local_server)
 
@@ -342,11 +344,11 @@ class RespConnection:
             self._connection.send_command(*arguments)
             return self._connection.read_response()
 
-    def run_exchange(self, dialogue: Dialogue[T]) -> T:
+    def run_dialogue(self, dialogue: Dialogue[T]) -> T:
         """Runs a dialogue to its end; each of its commands has the time limit of a call."""
-        return run_exchange(dialogue, self._exchange_request)
+        return run_dialogue(dialogue, self._exchange_request)
 
-    def _exchange_request(self, request: Reply) -> Any:
+    def _exchange_request(self, request: Request) -> Any:
         """Sends a request of a dialogue and returns the reply or replies."""
         if not isinstance(request, list):
             return self.call(*request)
@@ -383,7 +385,7 @@ class RespConnection:
         is_complete = False
         try:
             with self._translated_timeouts():
-                length = reply_into(self._open_socket(), into)
+                length = read_string_into(self._open_socket(), into)
                 is_complete = length == len(into)
                 return length
         finally:
@@ -392,7 +394,7 @@ class RespConnection:
                 self.close()
 
     @property
-    def due(self) -> int:
+    def outstanding_count(self) -> int:
         """Number of commands whose reply was not read yet."""
         return self._awaited_replies
 
@@ -411,7 +413,7 @@ class RespConnection:
 
     def info(self, section: str) -> dict[str, str]:
         """Returns one section of INFO."""
-        return section_of(self.call("INFO", section))
+        return parse_info_section(self.call("INFO", section))
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
@@ -425,8 +427,8 @@ class RespConnection:
             self._awaited_replies = 0
             self._connection.connect()
             sock: Any = self._connection._sock
-            limit_by_kernel(sock, self._call_seconds)
-            limit_under_way(sock)
+            set_kernel_timeouts(sock, self._call_seconds)
+            limit_in_flight_bytes(sock)
         line: socket.socket = self._connection._sock
         return line
 
@@ -483,7 +485,7 @@ class _Connection(redis.Connection):
         context = tls_context(self._authority)
         tcp_socket = make()
         try:
-            return context.wrap_socket(tcp_socket, server_hostname=TLS_NAME)
+            return context.wrap_socket(tcp_socket, server_hostname=TLS_SERVER_NAME)
         except OSError:  # ssl.SSLError is one
             tcp_socket.close()
             raise

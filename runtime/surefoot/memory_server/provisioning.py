@@ -17,24 +17,24 @@ import redis
 
 from surefoot.errors import Fenced, InvalidServerReply, OutOfBounds, ProtocolError, TierError
 from surefoot.memory_server import scripts
-from surefoot.memory_server.client import limits_of
+from surefoot.memory_server.client import script_limits
 from surefoot.memory_server.connection import (
     Credentials,
     Dialogue,
     RespConnection,
-    section_of,
+    parse_info_section,
     translate_parse_errors,
     translate_redis_errors,
 )
 from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_LEFTOVER_KEYS
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 
 # ---- quota of a job --------------------------------------------------------------------------------------------------
 # The administrator's calls that enforce a quota: they measure a job's data on a server, and close its account for
 # writing. A closed account can still read, delete and fence: restores work, and saves are rejected with the reason.
 
-WRITING = ("set", "copy", "hset")
+WRITE_COMMANDS = ("set", "copy", "hset")
 """The commands that a closed account lacks; without them no script can commit, either."""
 
 _SCAN_BATCH = 500
@@ -47,24 +47,24 @@ class JobUsage:
     def __init__(self, where: str, job: str) -> None:
         self._where, self._job = where, job
 
-    def used_bytes(self) -> Dialogue[int]:
+    def measure_bytes(self) -> Dialogue[int]:
         """Returns the bytes of all keys of the job, whatever their type."""
         doing = f"measuring job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             total, cursor = 0, 0
             while True:
-                cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
+                cursor, names = yield from scan_keys(scripts.job_prefix(self._job), cursor)
                 total += yield from _measure_keys(names)
                 if cursor == 0:
                     return total
 
-    def accounts(self) -> Dialogue[int]:
+    def count_accounts(self) -> Dialogue[int]:
         """Returns the number of jobs with an account on this server."""
         doing = "counting accounts"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             return sum(name != b"default" for name in (yield ("ACL USERS",)))
 
-    def close(self, account: Credentials) -> Dialogue[int]:
+    def close_account(self, account: Credentials) -> Dialogue[int]:
         """Revokes the account's write commands, also on open connections, and then removes keys without index entry.
 
         Returns:
@@ -72,23 +72,23 @@ class JobUsage:
         """
         doing = f"closing the account of job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
-            yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
+            yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITE_COMMANDS))
             # nothing can be committed from here on, so data without an entry will never get one
             needed = yield from self._needed_keys()
             removed_count, cursor = 0, 0
             while True:
-                cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
+                cursor, names = yield from scan_keys(scripts.job_prefix(self._job), cursor)
                 unneeded = [name for name in names if not needed(name.decode(errors="replace"))]
                 for start in range(0, len(unneeded), _SCAN_BATCH):
                     removed_count += int((yield ("UNLINK", *unneeded[start : start + _SCAN_BATCH])))
                 if cursor == 0:
                     return removed_count
 
-    def open(self, account: Credentials) -> Dialogue[None]:
+    def reopen_account(self, account: Credentials) -> Dialogue[None]:
         """Gives the account its write commands back."""
         doing = f"opening the account of job {self._job}"
         with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
-            yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
+            yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITE_COMMANDS))
 
     def _needed_keys(self) -> Dialogue[Callable[[str], bool]]:
         """Returns a function that decides whether the index, or the job itself, needs a key of this name.
@@ -108,14 +108,14 @@ class JobUsage:
             try:
                 manifest = RankManifest.from_json(text)
             except ProtocolError:
-                needed_names.add(f"{scripts.of_job(job)}{field.decode(errors='replace')}")
+                needed_names.add(f"{scripts.job_prefix(job)}{field.decode(errors='replace')}")
                 continue
             needed_names.add(scripts.layout_key(job, manifest.layout))
             chunks[scripts.index_field(manifest.save)] = manifest.chunks
 
         def is_needed(name: str) -> bool:
-            save, _, part = name.removeprefix(scripts.of_job(job)).rpartition(":")
-            return name in needed_names or (save in chunks and scripts.is_data_of(part, chunks[save]))
+            save, _, part = name.removeprefix(scripts.job_prefix(job)).rpartition(":")
+            return name in needed_names or (save in chunks and scripts.is_data_key_part(part, chunks[save]))
 
         return is_needed
 
@@ -131,7 +131,7 @@ def _measure_keys(names: list[bytes]) -> Dialogue[int]:
     return total
 
 
-def scan_step(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
+def scan_keys(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
     """Reads some names of keys with this prefix, and the next cursor; a scan starts and ends with cursor 0.
 
     Raises:
@@ -188,18 +188,18 @@ class AdminCalls:
     def __init__(self, host: str, port: int) -> None:
         self.where = f"the memory server at {host}:{port}"
 
-    def instance(self) -> Dialogue[str]:
+    def read_instance(self) -> Dialogue[str]:
         """Returns the first digits of the server's run id, which is new after each start."""
         with translate_parse_errors(self.where, "naming its run"):
             return (yield from self._read_info("server"))["run_id"][:INSTANCE_DIGITS]
 
-    def process(self) -> Dialogue[tuple[str, int]]:
+    def read_instance_and_pid(self) -> Dialogue[tuple[str, int]]:
         """Returns instance and process id of the server that replies at this address."""
         with translate_parse_errors(self.where, "naming its process"):
             info = yield from self._read_info("server")
             return info["run_id"][:INSTANCE_DIGITS], int(info["process_id"])
 
-    def provision(self, job: str, account: Credentials, epoch: int) -> Dialogue[str]:
+    def provision(self, job: str, account: Credentials, generation: int) -> Dialogue[str]:
         """Makes this server a memory server of the job; returns its instance.
 
         Args:
@@ -210,7 +210,7 @@ class AdminCalls:
         Raises:
             Fenced: The server is fenced for a newer generation, so the caller is no longer the leader.
         """
-        instance = yield from self.instance()
+        instance = yield from self.read_instance()
         keys = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
@@ -221,10 +221,10 @@ class AdminCalls:
                     raise digest
                 if digest.decode() != script.sha:
                     raise TierError(f"{self.where} computed another digest for script {script.name}: it is not a Redis")
-            result = yield ("EVALSHA", scripts.PROVISION.sha, len(keys), *keys, epoch, instance)
+            result = yield ("EVALSHA", scripts.PROVISION.sha, len(keys), *keys, generation, instance)
             if result[0] == b"fenced":
                 raise Fenced(
-                    f"{self.where} is fenced for generation {result[1].decode()} of job {job}, which is newer than {epoch}"
+                    f"{self.where} is fenced for generation {result[1].decode()} of job {job}, which is newer than {generation}"
                 )
             if result[0] == b"damaged":
                 raise InvalidServerReply(
@@ -236,10 +236,10 @@ class AdminCalls:
                 yield ("ACL SETUSER", account.user, *_account_rules(job, account.password))
         return instance
 
-    def is_being_filled(self) -> Dialogue[bool]:
+    def is_prefaulting(self) -> Dialogue[bool]:
         """Returns whether the server is prefaulting its memory. It will be faster after these seconds."""
         with translate_redis_errors(self.where, "checking whether it prefaults its memory"):
-            return bool((yield ("EXISTS", scripts.FILLING_KEY)))
+            return bool((yield ("EXISTS", scripts.PREFAULTING_KEY)))
 
     def remove_job(self, job: str, user: str) -> Dialogue[None]:
         """Removes the job's account and then all its keys; a missing account or key is no error."""
@@ -250,23 +250,23 @@ class AdminCalls:
                 yield ("ACL DELUSER", user)
             cursor = 0
             while True:
-                cursor, names = yield from scan_step(scripts.of_job(job), cursor)
+                cursor, names = yield from scan_keys(scripts.job_prefix(job), cursor)
                 if names:
                     yield ("UNLINK", *names)
                 if cursor == 0:
                     return
 
-    def jobs(self) -> Dialogue[frozenset[str]]:
+    def list_jobs(self) -> Dialogue[frozenset[str]]:
         """Returns the uids of all jobs that have keys here."""
         with translate_parse_errors(self.where, "listing jobs"), translate_redis_errors(self.where, "listing jobs"):
             uids, cursor = set[str](), 0
             while True:
-                cursor, names = yield from scan_step(scripts.KEY_PREFIX, cursor)
-                uids |= scripts.jobs_of(map(_decode_name, names))
+                cursor, names = yield from scan_keys(scripts.KEY_PREFIX, cursor)
+                uids |= scripts.job_uids_of(map(_decode_name, names))
                 if cursor == 0:
                     return frozenset(uids)
 
-    def unindexed(self, job: str) -> Dialogue[dict[RankSave, tuple[str, ...]]]:
+    def list_unindexed(self, job: str) -> Dialogue[dict[RankSave, tuple[str, ...]]]:
         """Lists data keys without index entry, by rank save.
 
         They belong to a save in progress, or to one whose writer died. A save that is committed after the index was
@@ -279,10 +279,10 @@ class AdminCalls:
             indexed = {_decode_name(name) for name in (yield from self._index_fields(job))}
             cursor, listed_count = 0, 0
             while True:
-                cursor, names = yield from scan_step(scripts.of_job(job), cursor)
+                cursor, names = yield from scan_keys(scripts.job_prefix(job), cursor)
                 for name in map(_decode_name, names):
-                    field = name.removeprefix(scripts.of_job(job)).rpartition(":")[0]
-                    if field not in indexed and (save := scripts.save_of(field)) is not None:
+                    field = name.removeprefix(scripts.job_prefix(job)).rpartition(":")[0]
+                    if field not in indexed and (save := scripts.parse_index_field(field)) is not None:
                         leftovers[save].append(name)
                         listed_count += 1
                 if cursor == 0 or listed_count >= MAX_LEFTOVER_KEYS:
@@ -297,13 +297,13 @@ class AdminCalls:
             scripts.index_key(job),
             scripts.watermark_key(job),
         ]
-        result = yield ("EVALSHA", scripts.FIELDS.sha, len(keys), *keys, 0, "", *limits_of(MAX_INDEX_ENTRIES))
+        result = yield ("EVALSHA", scripts.READ_FIELDS.sha, len(keys), *keys, 0, "", *script_limits(MAX_INDEX_ENTRIES))
         if result[0] == b"large":
             field, size, limit = (part.decode(errors="replace") for part in result[1:4])
             raise OutOfBounds(f"{self.where} of job {job}", field, size, f"0 to {limit}")
         return list(result[1])
 
-    def memory(self) -> Dialogue[ServerMemory]:
+    def measure_memory(self) -> Dialogue[ServerMemory]:
         """Returns the memory of the whole server."""
         with translate_parse_errors(self.where, "measuring its memory"):
             info = yield from self._read_info("memory")
@@ -317,7 +317,7 @@ class AdminCalls:
         """Reads one section of INFO."""
         doing = f"reading {section} information"
         with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
-            return section_of((yield ("INFO", section)))
+            return parse_info_section((yield ("INFO", section)))
 
 
 class MemoryServerAdmin:
@@ -338,37 +338,37 @@ class MemoryServerAdmin:
         account = Credentials("", password, tls_ca or "")
         self._connection = RespConnection(host, port, account, call_seconds, tls_ca is not None)
 
-    def instance(self) -> str:
+    def read_instance(self) -> str:
         """Returns the first digits of the server's run id, which is new after each start."""
-        return self._connection.run_exchange(self._calls.instance())
+        return self._connection.run_dialogue(self._calls.read_instance())
 
-    def process(self) -> tuple[str, int]:
+    def read_instance_and_pid(self) -> tuple[str, int]:
         """Returns instance and process id of the server that replies here, which may not be the one just started."""
-        return self._connection.run_exchange(self._calls.process())
+        return self._connection.run_dialogue(self._calls.read_instance_and_pid())
 
-    def provision(self, job: str, account: Credentials, epoch: int) -> str:
+    def provision(self, job: str, account: Credentials, generation: int) -> str:
         """Makes this server a memory server of the job; see `AdminCalls.provision`."""
-        return self._connection.run_exchange(self._calls.provision(job, account, epoch))
+        return self._connection.run_dialogue(self._calls.provision(job, account, generation))
 
-    def is_being_filled(self) -> bool:
+    def is_prefaulting(self) -> bool:
         """Returns whether the server is prefaulting its memory."""
-        return self._connection.run_exchange(self._calls.is_being_filled())
+        return self._connection.run_dialogue(self._calls.is_prefaulting())
 
     def remove_job(self, job: str, user: str) -> None:
         """Removes the job's account and then all its keys; a missing account or key is no error."""
-        self._connection.run_exchange(self._calls.remove_job(job, user))
+        self._connection.run_dialogue(self._calls.remove_job(job, user))
 
-    def jobs(self) -> frozenset[str]:
+    def list_jobs(self) -> frozenset[str]:
         """Returns the uids of all jobs that have keys here."""
-        return self._connection.run_exchange(self._calls.jobs())
+        return self._connection.run_dialogue(self._calls.list_jobs())
 
-    def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
+    def list_unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
         """Lists data keys without index entry, by rank save; see `AdminCalls.unindexed`."""
-        return self._connection.run_exchange(self._calls.unindexed(job))
+        return self._connection.run_dialogue(self._calls.list_unindexed(job))
 
-    def memory(self) -> ServerMemory:
+    def measure_memory(self) -> ServerMemory:
         """Returns the memory of the whole server."""
-        return self._connection.run_exchange(self._calls.memory())
+        return self._connection.run_dialogue(self._calls.measure_memory())
 
     def close(self) -> None:
         """Closes the connection."""
@@ -382,7 +382,7 @@ def _account_rules(job: str, password: str) -> list[str]:
         "reset",
         "on",
         f"#{digest}",
-        f"~{scripts.escape_pattern(scripts.of_job(job))}*",
+        f"~{scripts.escape_pattern(scripts.job_prefix(job))}*",
         *(f"+{name}" for name in JOB_COMMANDS),
     ]
 
@@ -397,13 +397,15 @@ def _decode_name(key: bytes) -> str:
 # faults. Freed pages stay with the server (see MALLOC_ENVIRONMENT in `server_process`). Called by the starter of a
 # server and by the sidecar.
 
-VALUE_BYTES = CHUNK_BYTES + 64
+VALUE_BYTES = MAX_CHUNK_BYTES + 64
 """Memory that one value takes: exactly one size class of the allocator."""
 _FILL_BATCH = 16
 """Values between two checks, and per deletion."""
 
 
-def fill_memory(wire: RespConnection, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
+def prefault_memory(
+    wire: RespConnection, size_bytes: int, may_continue: Callable[[int], bool] = lambda written: True
+) -> int:
     """Prefaults up to `size` free bytes; returns the number of bytes.
 
     Args:
@@ -411,14 +413,14 @@ def fill_memory(wire: RespConnection, size: int, go_on: Callable[[int], bool] = 
         size: Bytes to prefault.
         go_on: Called regularly with the number of values written; false ends the prefaulting.
     """
-    payload = memoryview(bytes(CHUNK_BYTES))
+    payload = memoryview(bytes(MAX_CHUNK_BYTES))
     written = 0
     try:
-        while (written + 1) * VALUE_BYTES <= size:
-            if written % _FILL_BATCH == 0 and not go_on(written):
+        while (written + 1) * VALUE_BYTES <= size_bytes:
+            if written % _FILL_BATCH == 0 and not may_continue(written):
                 break
             try:
-                wire.call("SET", f"{scripts.FILL_PREFIX}{written}", payload)
+                wire.call("SET", f"{scripts.PREFAULT_PREFIX}{written}", payload)
             except redis.exceptions.OutOfMemoryError:
                 break  # the server's limit is reached, so all of its memory is prefaulted
             written += 1
@@ -431,12 +433,14 @@ def _remove_values(wire: RespConnection, written: int) -> None:
     """Deletes the first `written` values."""
     for start in range(0, written, _FILL_BATCH):
         # DEL, not UNLINK: the memory must be free when this returns
-        wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(start, min(start + _FILL_BATCH, written))))
+        wire.call("DEL", *(f"{scripts.PREFAULT_PREFIX}{i}" for i in range(start, min(start + _FILL_BATCH, written))))
 
 
-def remove_filled_leftovers(wire: RespConnection) -> int:
+def remove_prefault_leftovers(wire: RespConnection) -> int:
     """Deletes the values of an earlier prefaulting that was killed; returns the number of values checked."""
     for first_index in count(step=_FILL_BATCH):
-        if not wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(first_index, first_index + _FILL_BATCH))):
+        if not wire.call(
+            "DEL", *(f"{scripts.PREFAULT_PREFIX}{i}" for i in range(first_index, first_index + _FILL_BATCH))
+        ):
             return first_index
     raise AssertionError("count() has no end")

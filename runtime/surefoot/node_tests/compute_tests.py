@@ -26,7 +26,7 @@ _SIDE_BY_SIDE = 32
 """Copies of the right matrix on a GPU: a single one would use an eighth of a large GPU's multiprocessors."""
 
 
-def operands() -> tuple[Any, Any, Any]:
+def build_operands() -> tuple[Any, Any, Any]:
     """Returns two matrices of -1, 0 and 1, and their product; no sum reaches 256, up to which every format is exact."""
     matrix_a, matrix_b = _scattered(1), _scattered(2)
     product = np.zeros((SIZE, SIZE), np.int64)

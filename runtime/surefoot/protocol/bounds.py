@@ -39,11 +39,11 @@ MAX_DIMENSIONS = 64
 MAX_COVERAGE_CORNERS = 1 << 22
 """Corners of one tensor's pieces: a million ranks that shard two dimensions. Checking them takes seconds."""
 
-MAX_SMALL_BYTES = 1 << 16
+MAX_SMALL_RECORD_BYTES = 1 << 16
 """Longest small record (`newest.json`, a generation's record, the header of a manifest list): usual are some hundred bytes."""
-MAX_SMALL_VALUES = 1 << 10
+MAX_SMALL_RECORD_VALUES = 1 << 10
 """Numbers, texts and lists in one small record."""
-MAX_KEY_BYTES = 64
+MAX_SERVER_VALUE_BYTES = 64
 """Longest value of a memory server's fence, watermark and instance key."""
 
 MAX_INDEX_ENTRIES = 1 << 13
@@ -63,7 +63,7 @@ MAX_PAGE_TEXTS = 1 << 16
 """Texts in one page of a listing: a mebibyte has some 3,000 manifests, and a thousand unread records may be named."""
 MAX_MESSAGE_VALUES = 1 << 18
 """Numbers, texts and lists of a message that needs Python's own JSON parser, because our agents write it differently."""
-MAX_PAGES = 1 << 16
+MAX_LISTING_PAGES = 1 << 16
 """Pages of one listing, repeated ones included."""
 MAX_CAUSE_CHARACTERS = 1024
 """Longest cause of a trainer's end, one line: agents send 400 characters."""
@@ -73,34 +73,34 @@ MAX_DETAIL_CHARACTERS = 1 << 14
 _JOB_RECORDS, _RECORDS_OF_RANK = 1 << 15, 256
 
 
-def max_records(ranks: int) -> int:
+def max_manifests_per_tier(ranks: int) -> int:
     """Returns how many manifests of one job the operator keeps per tier; grows with the job's world size."""
     return _JOB_RECORDS + _RECORDS_OF_RANK * ranks
 
 
-def max_layout_bytes(records: int) -> int:
+def max_listed_layout_bytes(records: int) -> int:
     """Returns how many bytes of layout records one listing may bring along with this many manifests."""
     return 2 * MAX_LAYOUT_BYTES + 4096 * records
 
 
-def max_layout_values(ranks: int) -> int:
+def max_retained_layout_values(ranks: int) -> int:
     """Returns how many values of layout records the operator keeps for one job: the longest record for each rank."""
     return MAX_LAYOUT_VALUES * max(1, ranks)
 
 
-def check(record: str, field: str, value: int | float, maximum: int, minimum: int = 0) -> None:
+def require_in_range(record: str, field: str, value: int | float, maximum: int, minimum: int = 0) -> None:
     """Raises OutOfBounds unless `minimum` ≤ value ≤ `maximum`."""
     if not minimum <= value <= maximum:  # written so that NaN, for which every comparison is false, is rejected
         raise OutOfBounds(record, field, short_repr(value), f"{minimum} to {maximum}")
 
 
-def check_text(record: str, field: str, text: str, max_characters: int = MAX_NAME_CHARACTERS) -> None:
+def require_max_length(record: str, field: str, text: str, max_characters: int = MAX_NAME_CHARACTERS) -> None:
     """Raises OutOfBounds if the text has more than `max_characters`."""
     if len(text) > max_characters:
         raise OutOfBounds(record, f"the length of {field}", str(len(text)), f"0 to {max_characters}")
 
 
-def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) -> None:
+def require_json_in_bounds(record: str, text: str | bytes, max_bytes: int, max_values: int) -> None:
     """Raises OutOfBounds if a JSON text is too long or would become too many values; called before it is parsed.
 
     `[[],[],…` grows to thirty times its length in memory. Every value follows a comma or opens a container, so commas
@@ -108,12 +108,12 @@ def check_json(record: str, text: str | bytes, max_bytes: int, max_values: int) 
     """
     if len(text) > max_bytes:
         raise OutOfBounds(record, "its length", str(len(text)), f"0 to {max_bytes}")
-    values = values_of(text)
+    values = count_json_values(text)
     if values > max_values:
         raise OutOfBounds(record, "the number of its values", str(values), f"0 to {max_values}")
 
 
-def values_of(json_text: str | bytes) -> int:
+def count_json_values(json_text: str | bytes) -> int:
     """Returns an upper bound of the number of values in a JSON text, without parsing it."""
     if isinstance(json_text, str):
         return json_text.count(",") + json_text.count("[") + json_text.count("{")
@@ -125,6 +125,6 @@ def has_every_rank(ranks: Collection[int], world_size: int) -> bool:
     return len(ranks) == world_size and bool(ranks) and min(ranks) == 0 and max(ranks) == world_size - 1
 
 
-def shorten_text(text: str, max_characters: int) -> str:
+def truncate_text(text: str, max_characters: int) -> str:
     """Cuts a text to `max_characters`, the last of them `…`."""
     return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"

@@ -33,7 +33,7 @@ from surefoot.protocol.text import escape_control_characters, is_plain_json, sho
 
 T = TypeVar("T")
 
-FLAT = "flat"
+INLINE_KEY = "flat"
 """Metadata key of a dataclass field whose own fields are written into the enclosing object."""
 
 _LOCATION = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
@@ -53,7 +53,7 @@ _JSON_TYPE_NAMES = {
 class JsonShape:
     """How a dataclass is represented in JSON."""
 
-    foreign: bool = False
+    ignores_unknown_fields: bool = False
     """Whether unknown fields are ignored; else they are rejected."""
     rename: Callable[[str], str] | None = None
     """Makes a field's JSON name from its Python name; None: the names are equal."""
@@ -72,10 +72,10 @@ class TypeMismatch(Exception):
         super().__init__(f"{path} {why}")
         self.path = path
         self.reason = why
-        self.foreign = foreign
+        self.unknown_field = foreign
 
 
-def hints_of(cls: type[Any]) -> Mapping[str, Any]:
+def type_hints_of(cls: type[Any]) -> Mapping[str, Any]:
     """Returns the type hints of a dataclass, resolved once."""
     return _resolve_hints(typing.cast(Hashable, cls))
 
@@ -100,7 +100,7 @@ def _resolve_hints(cls: Hashable) -> Mapping[str, Any]:
 def _build_mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
     """Makes the msgspec struct of a dataclass; cached, because it is needed for each message."""
     cls = typing.cast(type[Any], dataclass_type)
-    flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
+    flat = [field.name for field in dataclasses.fields(cls) if INLINE_KEY in field.metadata]
     fields = [*([] if tag is None else [("v", int)]), *_mirror_fields(cls, shape)]
     fields.sort(key=lambda field: len(field) > 2)  # a struct's fields with a default must follow those without
     return msgspec.defstruct(
@@ -108,19 +108,19 @@ def _build_mirror(dataclass_type: Hashable, shape: JsonShape, tag: str | None) -
         fields,
         namespace={name: property(lambda self: self) for name in flat},  # the struct itself has the inlined fields
         frozen=True,
-        forbid_unknown_fields=not shape.foreign,
+        forbid_unknown_fields=not shape.ignores_unknown_fields,
         rename=shape.rename,
         tag=tag,
         tag_field=None if tag is None else "type",
     )
 
 
-def read(cls: type[T], body: object, shape: JsonShape = JsonShape()) -> T:
+def build_from_json(cls: type[T], body: object, shape: JsonShape = JsonShape()) -> T:
     """Builds a `cls` from decoded JSON; raises TypeMismatch if it does not fit."""
-    return to_dataclass(cls, require_type(build_struct(cls, shape), body))
+    return to_dataclass(cls, convert_to_mirror(build_struct(cls, shape), body))
 
 
-def require_type(mirror: Any, body: object) -> Any:
+def convert_to_mirror(mirror: Any, body: object) -> Any:
     """Converts decoded JSON to the mirror `wanted`; raises TypeMismatch if it does not fit."""
     try:
         return msgspec.convert(body, mirror)
@@ -136,8 +136,8 @@ def to_dataclass(cls: type[T], struct: msgspec.Struct) -> T:
 def _mirror_fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
     """Yields the struct's fields: name, type and perhaps default; inlined dataclasses yield their own."""
     for field in dataclasses.fields(cls):
-        hint = hints_of(cls)[field.name]
-        if FLAT in field.metadata:
+        hint = type_hints_of(cls)[field.name]
+        if INLINE_KEY in field.metadata:
             yield from _mirror_fields(hint, shape)
         else:
             mirrored = _mirror_type(hint, shape)
@@ -242,9 +242,9 @@ def _describe_mismatch(sentence: str, value: object, hint: Any) -> str:
 # ---- codec -----------------------------------------------------------------------------------------------------------
 
 
-def inlined(default: Any) -> Any:
+def inlined_field(default: Any) -> Any:
     """Declares a dataclass field whose own fields are written into the enclosing message."""
-    return dataclasses.field(default=default, metadata={FLAT: True})
+    return dataclasses.field(default=default, metadata={INLINE_KEY: True})
 
 
 class Codec:
@@ -265,7 +265,7 @@ class Codec:
         body = msgspec.to_builtins(message)
         # msgspec writes inlined fields as an object of their own: lift them
         for field in dataclasses.fields(cls):
-            if FLAT in field.metadata:
+            if INLINE_KEY in field.metadata:
                 body |= body.pop(field.name)
         return json.dumps({"v": self._version, "type": cls.__name__, **body}, separators=(",", ":"))
 
@@ -284,7 +284,7 @@ class Codec:
     def _decode_slowly(self, text: str | bytes) -> Any:
         """Decodes a message with Python's JSON parser; raises ProtocolError that names what does not fit."""
         try:
-            bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
+            bounds.require_json_in_bounds("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"cannot decode a message, it is not JSON: {error}") from error
@@ -305,11 +305,11 @@ class Codec:
             raise ProtocolError(f"protocol version {version} has no message type {short_repr(name)}")
         mirror = build_struct(cls, tag=cls.__name__)
         try:
-            struct = require_type(mirror, body)
+            struct = convert_to_mirror(mirror, body)
             if self._plain_texts:  # after the type check, which limits how deep this recursion can go
-                struct = require_type(mirror, _escape_texts(msgspec.to_builtins(struct)))
+                struct = convert_to_mirror(mirror, _escape_texts(msgspec.to_builtins(struct)))
         except TypeMismatch as mismatch:
-            of_version = f" in version {version}" if mismatch.foreign is not None else ""
+            of_version = f" in version {version}" if mismatch.unknown_field is not None else ""
             raise ProtocolError(f"{cls.__name__}{mismatch.path} {mismatch.reason}{of_version}") from mismatch
         return to_dataclass(cls, struct)
 

@@ -40,11 +40,11 @@ class Collective:
     """Types and sizes of the tensors that the rank passed; empty: unknown."""
     state: Literal["finished", "scheduled", "started"]
     """scheduled: called but not yet running on the device; started: running there."""
-    pairwise: bool = False
+    is_pairwise: bool = False
     """A send or receive between two ranks: its sequence number cannot be compared with other pairs'."""
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the ranks are still in this call."""
         return self.state != "finished"
 
@@ -61,7 +61,7 @@ class CollectiveOutlier:
     """The rank that differs from all others; None: no single one can be named, and `text` gives the reason."""
     text: str
     """The difference, to be read after the rank's name; a whole sentence if `rank` is None."""
-    program: bool
+    is_program_fault: bool
     """The ranks took different paths in the code: a fault of the program, not of a node."""
 
 
@@ -69,7 +69,7 @@ CallsByRank = Mapping[int, tuple[Collective, ...]]
 """The collectives of each rank."""
 
 
-def find_outlier(collectives: Iterable[Collective]) -> CollectiveOutlier | None:
+def find_collective_outlier(collectives: Iterable[Collective]) -> CollectiveOutlier | None:
     """Names the one rank that provably blocks all others.
 
     Returns:
@@ -80,7 +80,7 @@ def find_outlier(collectives: Iterable[Collective]) -> CollectiveOutlier | None:
     for collective in collectives:
         for rank in collective.ranks:
             calls_by_rank[rank] = (*calls_by_rank.get(rank, ()), collective)
-    idle_ranks = [rank for rank, calls in calls_by_rank.items() if not any(c.waits for c in calls)]
+    idle_ranks = [rank for rank, calls in calls_by_rank.items() if not any(c.is_waiting for c in calls)]
     if len(idle_ranks) == 1 and len(calls_by_rank) > 1:
         return _find_not_entered(calls_by_rank, idle_ranks[0])
     # several idle ranks, or a single rank: no one can be named by comparison
@@ -98,7 +98,7 @@ def _find_not_entered(calls_by_rank: CallsByRank, rank: int) -> CollectiveOutlie
 
     If this rank alone reports nothing of the group of all ranks, its recorder has lost the call: then nothing is proven.
     """
-    last_by_group = {c.group: c for c in calls_by_rank[rank] if not c.pairwise}
+    last_by_group = {c.group: c for c in calls_by_rank[rank] if not c.is_pairwise}
     if _DEFAULT_GROUP not in last_by_group and any(
         c.group == _DEFAULT_GROUP for calls in calls_by_rank.values() for c in calls
     ):
@@ -108,8 +108,8 @@ def _find_not_entered(calls_by_rank: CallsByRank, rank: int) -> CollectiveOutlie
         for other, calls in calls_by_rank.items()
         for c in calls
         if other != rank
-        and c.waits
-        and not c.pairwise
+        and c.is_waiting
+        and not c.is_pairwise
         and c.group in last_by_group
         and last_by_group[c.group].number < c.number
     ]
@@ -126,7 +126,7 @@ def _find_different_calls(calls_by_rank: CallsByRank) -> CollectiveOutlier | Non
     ranks_by_kind: dict[tuple[str, int], dict[str, list[int]]] = {}
     for rank, calls in calls_by_rank.items():
         for call in calls:
-            if call.waits and not call.pairwise:
+            if call.is_waiting and not call.is_pairwise:
                 ranks_by_kind.setdefault((call.group, call.number), {}).setdefault(_comparable_call(call), []).append(
                     rank
                 )
@@ -151,7 +151,7 @@ def _find_different_calls(calls_by_rank: CallsByRank) -> CollectiveOutlier | Non
 def _find_in_other_collective(calls_by_rank: CallsByRank) -> CollectiveOutlier | None:
     """Names the only rank that waits in other collectives than all others, if those wait in the same ones."""
     waits_by_rank = {
-        rank: frozenset(_collective_key(c) for c in calls if c.waits) for rank, calls in calls_by_rank.items()
+        rank: frozenset(_collective_key(c) for c in calls if c.is_waiting) for rank, calls in calls_by_rank.items()
     }
     set_counts = Counter(waits_by_rank.values()).most_common()
     if len(set_counts) != 2 or set_counts[1][1] != 1 or set_counts[0][1] < 2:
@@ -160,15 +160,15 @@ def _find_in_other_collective(calls_by_rank: CallsByRank) -> CollectiveOutlier |
     other_rank = next(rank for rank, waiting_calls in waits_by_rank.items() if waiting_calls == set_counts[0][0])
     # the same kind of call in the same group is a delay; anything else is another path in the program
     outlier_call, call = _newest_waiting(calls_by_rank[rank]), _newest_waiting(calls_by_rank[other_rank])
-    same_group = outlier_call.group == call.group and outlier_call.pairwise == call.pairwise
-    if same_group and not call.pairwise and outlier_call.number > call.number:
+    same_group = outlier_call.group == call.group and outlier_call.is_pairwise == call.is_pairwise
+    if same_group and not call.is_pairwise and outlier_call.number > call.number:
         return None  # normal in a broadcast: its root continues before the others have received
-    return CollectiveOutlier(rank, f"waits in {outlier_call}, all others in {call}", program=not same_group)
+    return CollectiveOutlier(rank, f"waits in {outlier_call}, all others in {call}", is_program_fault=not same_group)
 
 
 def _find_not_started(calls_by_rank: CallsByRank) -> CollectiveOutlier | None:
     """Names the only rank whose device has not started the collective in which all other devices wait."""
-    calls = [c for rank_calls in calls_by_rank.values() for c in rank_calls if c.waits and not c.pairwise]
+    calls = [c for rank_calls in calls_by_rank.values() for c in rank_calls if c.is_waiting and not c.is_pairwise]
     started = {(c.group, c.number) for c in calls if c.state == "started"}
     not_started = [
         (rank, c)
@@ -199,12 +199,14 @@ def _collective_key(collective: Collective) -> Collective:
         ranks=(),
         state="scheduled",
         tensors=collective.tensors if compares_tensors else "",
-        number=0 if collective.pairwise else collective.number,
+        number=0 if collective.is_pairwise else collective.number,
     )
 
 
 def _newest_waiting(calls: Iterable[Collective]) -> Collective:
-    return max((c for c in calls if c.waits), key=lambda c: (not c.pairwise, 0 if c.pairwise else c.number, c.group))
+    return max(
+        (c for c in calls if c.is_waiting), key=lambda c: (not c.is_pairwise, 0 if c.is_pairwise else c.number, c.group)
+    )
 
 
 def _format_ranks(ranks: list[int]) -> str:
@@ -232,15 +234,15 @@ class RankStack:
 
     ranks: tuple[int, ...]
     """Global ranks of these trainers."""
-    stack: str
+    stack_digest: str
     """Digest of all frames: equal on every node that runs the same program at the same place."""
     text: str
     """The innermost frame, and the innermost one in the user's own code."""
-    waiting: bool
+    is_waiting: bool
     """Whether the stack is in a call that waits for other ranks."""
 
 
-def find_outlier_rank(stacks: Iterable[RankStack]) -> tuple[int, str] | None:
+def find_stack_outlier(stacks: Iterable[RankStack]) -> tuple[int, str] | None:
     """Names the one rank whose stack differs from all others'.
 
     Returns:
@@ -248,12 +250,12 @@ def find_outlier_rank(stacks: Iterable[RankStack]) -> tuple[int, str] | None:
         all others (at least two, with equal stacks). None if no rank differs, or more than one does.
     """
     stack_by_rank = {rank: stack for stack in stacks for rank in stack.ranks}
-    busy_ranks = [rank for rank, stack in stack_by_rank.items() if not stack.waiting]
+    busy_ranks = [rank for rank, stack in stack_by_rank.items() if not stack.is_waiting]
     if len(busy_ranks) == 1 and len(stack_by_rank) > 1:
         return busy_ranks[0], stack_by_rank[busy_ranks[0]].text
     ranks_by_stack: dict[str, list[int]] = {}
     for rank, stack in stack_by_rank.items():
-        ranks_by_stack.setdefault(stack.stack, []).append(rank)
+        ranks_by_stack.setdefault(stack.stack_digest, []).append(rank)
     groups = sorted(ranks_by_stack.values(), key=len)
     if len(groups) == 2 and len(groups[0]) == 1 < len(groups[1]):
         outlier = groups[0][0]
@@ -287,9 +289,9 @@ def loads_data(frames: Iterable[tuple[str, str]]) -> bool:
 # steps of minutes and would waste an hour where steps take a second. Agents apply it to their trainers, the operator to
 # the job.
 
-FEWEST_STEPS = 10
+MIN_LEARNED_STEPS = 10
 """Steps needed before the limit is learned: the first ones compile, allocate and warm caches."""
-MOST_STEPS = 31
+MAX_LEARNED_STEPS = 31
 """Newest steps that the limit is learned from."""
 
 _MIN_MEDIAN_MULTIPLE = 20.0
@@ -300,7 +302,7 @@ _MIN_CEILING_RATIO = 0.2
 """The limit as a share of the ceiling, at least."""
 
 
-def learned_limit_seconds(step_seconds: Sequence[float], ceiling_seconds: float) -> float:
+def hang_suspicion_seconds(step_seconds: Sequence[float], ceiling_seconds: float) -> float:
     """Returns how many seconds without a step make a hang suspect.
 
     Args:
@@ -311,7 +313,7 @@ def learned_limit_seconds(step_seconds: Sequence[float], ceiling_seconds: float)
         The largest of 20 median steps, 3 longest steps and a fifth of the ceiling, but never more than the ceiling; the
         ceiling itself while there are fewer than ten steps.
     """
-    if len(step_seconds) < FEWEST_STEPS:
+    if len(step_seconds) < MIN_LEARNED_STEPS:
         return ceiling_seconds
     learned = max(
         _MIN_MEDIAN_MULTIPLE * statistics.median(step_seconds),

@@ -22,16 +22,16 @@ class Checkpoint:
     """Number of finished optimizer steps."""
 
     @property
-    def imported(self) -> bool:
+    def is_imported(self) -> bool:
         """Whether the source job saved it: it is in that job's folder, read-only."""
         return self.generation < 0
 
-    def negated(self) -> Checkpoint:
+    def with_negated_generation(self) -> Checkpoint:
         """The same checkpoint with its generation negated: as the source job writes it, or back."""
         return Checkpoint(-self.generation, self.step)
 
     def __str__(self) -> str:
-        if self.imported:
+        if self.is_imported:
             return f"step {self.step} of generation {-self.generation} of the source job"
         return f"step {self.step} of generation {self.generation}"
 
@@ -147,7 +147,7 @@ class LocalMemoryServers:
     socket: str
     """Path of the socket. `{server}` in it is replaced by the server's index; without it only server 0 has a socket."""
 
-    def socket_of(self, server: MemoryServerId) -> str:
+    def socket_path_of(self, server: MemoryServerId) -> str:
         """Returns the path of that server's socket; empty if it has none on this node."""
         if server.node != self.node:
             return ""

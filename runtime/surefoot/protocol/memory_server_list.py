@@ -25,7 +25,7 @@ def list_changes(sent: SentServers, current: SentServers) -> MemoryServerChanges
     return MemoryServerChanges(added, removed) if added or removed else None
 
 
-def known_transitions(
+def list_transitions(
     sent: SentServers, has_all: bool, message: Assign | MemoryServers
 ) -> tuple[tuple[SentServers, SentServers], ...]:
     """Returns pairs of lists, old and new, whose changes bring a connection up to date with a message.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.protocol.checkpoints.completeness import UnreadRecord
-from surefoot.protocol.codec import inlined
+from surefoot.protocol.codec import inlined_field
 from surefoot.protocol.hangs import Collective, RankStack
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave, SourceJob
 from surefoot.protocol.progress import NO_PROGRESS, Progress
@@ -25,10 +25,12 @@ Blame = Literal["node", "application", "unknown"]
 MAX_FINDINGS = 16
 """Findings in one message; more would not change the verdict on the node."""
 
-MAX_TEXT_CHARACTERS = 300
+MAX_FINDING_CHARACTERS = 300
 """Longest text of a finding."""
 
-TRIED = frozenset({"CpuComputeError", "GpuComputeError", "MemoryTestFailed", "DiskTestFailed", "LoopbackTestFailed"})
+NODE_TEST_REASONS = frozenset(
+    {"CpuComputeError", "GpuComputeError", "MemoryTestFailed", "DiskTestFailed", "LoopbackTestFailed"}
+)
 """Reasons of findings from the node tests that run before a worker on the node gets a rank."""
 
 
@@ -180,7 +182,7 @@ class Heartbeat:
     """All trainers of generations below this one have ended and were reaped."""
     is_warm: bool
     """Whether the fork server is ready, so that trainers can start within a second."""
-    progress: Progress = inlined(NO_PROGRESS)  # noqa: RUF009  it makes a field
+    progress: Progress = inlined_field(NO_PROGRESS)  # noqa: RUF009  it makes a field
     """Progress of the worker's ranks; its fields are written into this message."""
     pending: tuple[Checkpoint, ...] = ()
     """Checkpoints staged here that are not yet on all their target servers."""
@@ -284,7 +286,7 @@ class PersistentPage:
     """Index of this page, from 0."""
     more: bool = False
     """Whether further pages follow."""
-    newest_epoch: int = 0
+    newest_generation: int = 0
     """Newest generation with a save or a claim in the tier, apart from the claim of the request; 0: none."""
 
 
@@ -456,7 +458,7 @@ class MemoryServers:
     rank_targets: tuple[tuple[MemoryServerInstance, ...], ...] = ()
     """Replaces `targets` for each local rank, where nodes run several servers; empty: `targets` applies to all."""
 
-    def targets_of(self, local: int) -> tuple[MemoryServerInstance, ...]:
+    def targets_of_rank(self, local: int) -> tuple[MemoryServerInstance, ...]:
         """Returns the memory servers that this local rank's saves are copied to, the one on its own node first."""
         return self.rank_targets[local] if local < len(self.rank_targets) else self.targets
 
@@ -488,7 +490,7 @@ class ListPersistent:
     """Digests of the layout records to send; None: of all that a manifest names."""
     begin: bool = True
     """Whether a missing folder may be created: false once the job has a checkpoint there, as the tier may be unmounted."""
-    claim_epoch: int = 0
+    claim_generation: int = 0
     """Generation to claim in the tier before listing it; 0: claim none."""
     claim_ticket: str = ""
     """Text that identifies the claim's owner, to recognise another operator's claim of the same generation."""

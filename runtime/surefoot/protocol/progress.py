@@ -45,11 +45,11 @@ class RecentValues:
     values: tuple[float, ...] = ()
     """Oldest first, at most `WINDOW_STEPS`."""
 
-    def followed_by(self, value: float) -> RecentValues:
+    def with_value(self, value: float) -> RecentValues:
         """Adds the newest value; NaN and infinite values are left out."""
         return RecentValues((*self.values, value)[-WINDOW_STEPS:]) if math.isfinite(value) else self
 
-    def limit(self) -> float | None:
+    def spike_limit(self) -> float | None:
         """Returns the highest value that is no spike; None while there are too few steps or all values are 0."""
         if len(self.values) < MIN_STEPS:
             return None
@@ -60,7 +60,7 @@ class RecentValues:
         return median + DEVIATIONS * deviation if deviation > 0 else None
 
 
-def spike_text(name: str, value: float, earlier: RecentValues) -> str:
+def describe_spike(name: str, value: float, earlier: RecentValues) -> str:
     """Describes a spike in a sentence; empty if the value is none.
 
     Args:
@@ -68,7 +68,7 @@ def spike_text(name: str, value: float, earlier: RecentValues) -> str:
         value: Its value in the present step; one that is not finite is a spike as soon as there is a limit.
         earlier: The values of earlier steps.
     """
-    limit = earlier.limit()
+    limit = earlier.spike_limit()
     if limit is None or value <= limit:
         return ""
     median = statistics.median(earlier.values)
@@ -89,13 +89,13 @@ class AnomalyRun:
     """Description of the newest anomaly, with its numbers."""
 
     @classmethod
-    def of_saved(cls, values: Mapping[str, Any]) -> AnomalyRun:
+    def from_stored_values(cls, values: Mapping[str, Any]) -> AnomalyRun:
         """Reads the run that a checkpoint stores; an empty mapping means no anomaly."""
         fields = {name: values[name] for name in ("last_step", "first_step", "kind", "text") if name in values}
         return cls(**fields)
 
     @property
-    def saved(self) -> dict[str, Any]:
+    def stored_values(self) -> dict[str, Any]:
         """The run as a checkpoint stores it; empty without an anomaly."""
         return asdict(self) if self.last_step else {}
 
@@ -109,7 +109,7 @@ class AnomalyRun:
             "anomaly_text": self.text,
         }
 
-    def followed_by(self, step: int, kind: AnomalyKind, text: str) -> AnomalyRun:
+    def with_step(self, step: int, kind: AnomalyKind, text: str) -> AnomalyRun:
         """Adds an anomalous step, which extends the run if it follows it directly; an empty `kind` changes nothing."""
         if not kind:
             return self
@@ -156,7 +156,7 @@ class RankActivity(NamedTuple):
         return self.busy_observations / self.observations if self.observations else 0.0
 
 
-def subtract(earlier: RankActivity, current: RankActivity) -> RankActivity | None:
+def subtract_activity(earlier: RankActivity, current: RankActivity) -> RankActivity | None:
     """Returns the activity between two totals; None if they are not of the same count, as after a restart."""
     if (earlier.rank, earlier.work) != (current.rank, current.work):
         return None
@@ -168,8 +168,10 @@ def subtract(earlier: RankActivity, current: RankActivity) -> RankActivity | Non
     # totals only grow: a smaller one belongs to a restarted rank
     if min(observations, busy_observations, observations - busy_observations, samples) < 0:
         return None
-    earlier_counts = line_totals((earlier,))
-    lines = ((*line, count - earlier_counts.get(line, 0)) for line, count in line_totals((current,)).items())
+    earlier_counts = count_observations_by_line((earlier,))
+    lines = (
+        (*line, count - earlier_counts.get(line, 0)) for line, count in count_observations_by_line((current,)).items()
+    )
     return RankActivity(
         current.rank,
         current.work,
@@ -180,15 +182,15 @@ def subtract(earlier: RankActivity, current: RankActivity) -> RankActivity | Non
     )
 
 
-def add(first: RankActivity, second: RankActivity) -> RankActivity:
+def add_activities(first: RankActivity, second: RankActivity) -> RankActivity:
     """Adds two windows of the same rank."""
     return RankActivity(
         first.rank, first.work, first.observations + second.observations, first.busy_observations + second.busy_observations, first.samples + second.samples,
-        tuple((*line, count) for line, count in sorted(line_totals((first, second)).items())),
+        tuple((*line, count) for line, count in sorted(count_observations_by_line((first, second)).items())),
     )  # fmt: skip
 
 
-def line_totals(activities: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
+def count_observations_by_line(activities: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
     """Counts the busy observations of several ranks by place: line in the loop, line in the called function."""
     counts: dict[tuple[int, int], int] = {}
     for activity in activities:
@@ -274,7 +276,7 @@ NO_PROGRESS = Progress()
 """The progress of a generation that has just started."""
 
 
-def of_worker(ranks: Sequence[Progress]) -> Progress:
+def merge_rank_progress(ranks: Sequence[Progress]) -> Progress:
     """Merges the progress of one worker's ranks; fields not merged below, such as times, are the first rank's."""
     if not ranks:
         return NO_PROGRESS

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
-SHOWN_CHARACTERS = 100
+MAX_SHOWN_CHARACTERS = 100
 """Characters of a foreign input that an error or log line repeats."""
 
 # C0 except tab and newline, DEL, C1, direction overrides and isolates, uncommon line ends, half surrogate pairs
@@ -39,19 +39,19 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
-def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+def shorten(text: str, characters: int = MAX_SHOWN_CHARACTERS) -> str:
     """Shortens a text to `characters` by leaving out its middle."""
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
 
 
-def join_names(names: Sequence[object], most: int = 8) -> str:
+def join_names(names: Sequence[object], max_names: int = 8) -> str:
     """Joins the first `most` names with commas and counts the others."""
-    text = ", ".join(map(str, names[:most]))
-    return text if len(names) <= most else f"{text} and {len(names) - most} more"
+    text = ", ".join(map(str, names[:max_names]))
+    return text if len(names) <= max_names else f"{text} and {len(names) - max_names} more"
 
 
-def short_repr(value: object, characters: int = SHOWN_CHARACTERS) -> str:
+def short_repr(value: object, characters: int = MAX_SHOWN_CHARACTERS) -> str:
     """Returns the `repr` of a value, shortened to `characters`, without formatting all of it.
 
     Errors repeat the input that they reject and go to a log: an input of megabytes would fill both.

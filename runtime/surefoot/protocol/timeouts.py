@@ -19,10 +19,10 @@ class Backoff:
 
     first_seconds: float
     """Wait after the first failure."""
-    longest_seconds: float = math.inf
+    max_seconds: float = math.inf
     """Limit of the wait; infinite only where there are few retries."""
 
-    def seconds(self, failures: int, drawn: float = 0.0) -> float:
+    def wait_seconds(self, failures: int, jitter: float = 0.0) -> float:
         """Returns the wait after this many failures in a row.
 
         Args:
@@ -30,7 +30,7 @@ class Backoff:
             drawn: Random number that shortens the wait: 0 leaves all of it, 1 half of it.
         """
         doublings = min(max(0, failures - 1), _MAX_DOUBLINGS)
-        return min(self.longest_seconds, self.first_seconds * 2.0**doublings) * (1.0 - drawn / 2)
+        return min(self.max_seconds, self.first_seconds * 2.0**doublings) * (1.0 - jitter / 2)
 
 
 # ---- latency buckets -------------------------------------------------------------------------------------------------

@@ -33,10 +33,10 @@ from surefoot.errors import (
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.timeouts import Backoff
-from surefoot.restore.catalogue import Catalogue, SaveSource, reread
-from surefoot.restore.read_plan import preference, spread
+from surefoot.restore.catalogue import Catalogue, SaveSource, reread_missing_indexes
+from surefoot.restore.read_plan import balance_reads, order_copies
 from surefoot.tiers import SupportsListingByCheckpoint, Tier
-from surefoot.tiers.object_store import LOOK_WAITS, LOOKS
+from surefoot.tiers.object_store import MAX_READ_ATTEMPTS, READ_BACKOFF
 from surefoot.tiers.tier import is_listed
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class ReadWindows:
         with self._changed:
             return self._outstanding[source] < self._limits[source]
 
-    def try_enter(self, source: int) -> bool:
+    def try_start_read(self, source: int) -> bool:
         """Counts a read if there is room for it; returns whether there was."""
         with self._changed:
             if self._outstanding[source] >= self._limits[source]:
@@ -76,15 +76,15 @@ class ReadWindows:
             self._outstanding[source] += 1
             return True
 
-    def leave(self, source: int) -> None:
+    def finish_read(self, source: int) -> None:
         with self._changed:
             self._outstanding[source] -= 1
             self._changed.notify_all()
 
     @contextmanager
-    def entered(self, source: int) -> Iterator[None]:
+    def wait_for_room(self, source: int) -> Iterator[None]:
         """Waits for room and counts the read made in the block; raises TierUnavailable if the restore is cancelled."""
-        while not self.try_enter(source):
+        while not self.try_start_read(source):
             with self._changed:
                 self._changed.wait(_STOP_CHECK_SECONDS)
             if self._stop.is_set():
@@ -92,9 +92,9 @@ class ReadWindows:
         try:
             yield
         finally:
-            self.leave(source)
+            self.finish_read(source)
 
-    def shrink(self, source: int) -> int:
+    def lower_limit(self, source: int) -> int:
         """Lowers the limit to two reads, then one; returns the number of disconnections since the last answer."""
         with self._changed:
             self._limits[source] = 2 if self._limits[source] > 2 else 1
@@ -117,11 +117,11 @@ class ReadWindows:
 # bad sector, a wrong file mode or a denied key, and waiting does not help. Without a limit, one such object would keep a
 # job from every older checkpoint.
 
-PATIENCE_SECONDS = 15.0
+REJECTION_TIMEOUT_SECONDS = 15.0
 """How long a tier that returns other objects may reject one until that one counts as damaged."""
 
 
-class RefusedObjects:
+class RejectedObjects:
     """Remembers since when each object has been rejected; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +129,7 @@ class RefusedObjects:
         self._since: dict[Hashable, float] = {}
         self._lock = threading.Lock()
 
-    def verdict(self, key: Hashable, problem: TierError, ask_neighbour: Callable[[], object]) -> SurefootError:
+    def judge_rejection(self, key: Hashable, problem: TierError, ask_neighbour: Callable[[], object]) -> SurefootError:
         """Returns the problem unchanged, or a Corrupt error once the object was rejected for too long.
 
         Args:
@@ -148,7 +148,7 @@ class RefusedObjects:
         now = self._clock()
         with self._lock:
             seconds = now - self._since.setdefault(key, now)
-        if seconds < PATIENCE_SECONDS:
+        if seconds < REJECTION_TIMEOUT_SECONDS:
             return problem
         metrics.fallbacks.labels("object_refused").inc()
         return Corrupt(f"{problem}; the tier returns other objects and has rejected this one for {seconds:.0f} s")
@@ -164,8 +164,8 @@ class RefusedObjects:
 
 T = TypeVar("T")
 
-WAITS = Backoff(0.05, 1.0)
-_CUT_WAITS = Backoff(0.02, 1.0)
+UNANSWERED_BACKOFF = Backoff(0.05, 1.0)
+_DISCONNECT_BACKOFF = Backoff(0.02, 1.0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -198,11 +198,11 @@ class Connections:
                 self._all.append(tier)
         return thread_tiers[source]
 
-    def learn(self, sources: tuple[SaveSource, ...]) -> None:
+    def set_sources(self, sources: tuple[SaveSource, ...]) -> None:
         """Sets the sources; known ones keep their index, and further ones follow them."""
         self._sources = sources
 
-    def drop(self, source: int) -> None:
+    def close_connection(self, source: int) -> None:
         """Closes this thread's connection to a source after a failure; the next use opens another."""
         thread_tiers: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
         tier = thread_tiers.pop(source, None)
@@ -229,7 +229,7 @@ class CopySelector:
         self._deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
         self._lock = threading.Lock()
         self._damages: set[Damage] = set()
-        self._refused = RefusedObjects()
+        self._refused = RejectedObjects()
         self._stop = threading.Event()
         self.windows = ReadWindows(self._stop)
         self._logged_cuts: set[int] = set()
@@ -244,14 +244,14 @@ class CopySelector:
         world_sizes = [m.world_size for m in self._manifests.values()]
         return max(set(world_sizes), key=world_sizes.count)
 
-    def manifest(self, rank: int) -> RankManifest:
+    def manifest_of(self, rank: int) -> RankManifest:
         """Returns the manifest of a rank's save, on which all usable copies agree; waits while it is in no index."""
         attempts = count(1)
         while rank not in self._manifests:
             self._wait_for_index(f"rank {rank} of {self.checkpoint}", next(attempts))
         return self._manifests[rank]
 
-    def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
+    def assign_sources(self, reads: Sequence[tuple[int, int]]) -> list[int]:
         """Assigns each read, passed as (rank, bytes), the source to start with; -1 if no copy is known.
 
         The copies within a tier share the bytes evenly.
@@ -261,10 +261,10 @@ class CopySelector:
             sizes[rank] += size
         with self._lock:
             self._order = self._order_sources(sizes)
-            orders = spread(reads, self._order, self._persistent_sources())
+            orders = balance_reads(reads, self._order, self._persistent_sources())
         return [order[0] if order else -1 for order in orders]
 
-    def first_good(
+    def read_first_intact(
         self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
     ) -> tuple[T, int]:
         """Reads a part from the first intact copy.
@@ -286,12 +286,12 @@ class CopySelector:
         attempts, waits = count(1), 0
         while True:
             # Try every known copy once.
-            manifest = self.manifest(rank)
+            manifest = self.manifest_of(rank)
             problems: list[Exception] = []
             damages: dict[int, Exception] = {}
             for source in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
-                    with self.windows.entered(source):
+                    with self.windows.wait_for_room(source):
                         part_read = read(self.connections.connection_to(source), manifest)
                     self.record_answer(source)
                     self._refused.record_answer(Damage(manifest.save, part, source))
@@ -309,16 +309,16 @@ class CopySelector:
                     if waits == 0:
                         log.warning("could not read %s of %s; trying other copies: %s", part, manifest.save, problem)
                     metrics.restore_fallbacks.labels("unreachable").inc()
-                    self.connections.drop(source)
+                    self.connections.close_connection(source)
                     self._shrink(source)
                     problems.append(problem)
             unanswered = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
             # Every copy answered: read a few times over new connections, then the part is unreadable.
-            if not unanswered and not self._catalogue.silent:
-                if damages and (attempt := next(attempts)) < LOOKS:
+            if not unanswered and not self._catalogue.unanswered_sources:
+                if damages and (attempt := next(attempts)) < MAX_READ_ATTEMPTS:
                     for source in damages:
-                        self.connections.drop(source)
-                    self._stop.wait(LOOK_WAITS.seconds(attempt, random.random()))
+                        self.connections.close_connection(source)
+                    self._stop.wait(READ_BACKOFF.wait_seconds(attempt, random.random()))
                     continue
                 self._record_damages(manifest.save, part, damages)
                 reasons = "; ".join(map(str, problems)) or "no index has it"
@@ -332,7 +332,7 @@ class CopySelector:
         """Returns the problem, or a Corrupt error if the copy's tier answers and rejects only this object."""
 
         def ask_neighbour() -> None:
-            self.connections.drop(damage.source)
+            self.connections.close_connection(damage.source)
             tier, checkpoint = self.connections.connection_to(damage.source), damage.save.checkpoint
             if isinstance(tier, SupportsListingByCheckpoint):
                 manifests = tier.manifests_of(checkpoint)
@@ -341,7 +341,7 @@ class CopySelector:
             if not any(manifest.save == damage.save for manifest in manifests):
                 raise ChunkMissing(f"{tier.name} does not list {damage.save}")
 
-        return self._refused.verdict(damage, problem, ask_neighbour)
+        return self._refused.judge_rejection(damage, problem, ask_neighbour)
 
     def record_answer(self, source: int) -> None:
         """Restarts the patience, and logs once per source that it had closed this rank's connection."""
@@ -364,26 +364,26 @@ class CopySelector:
 
     def pause_after_cut(self, source: int) -> None:
         """Lowers the limit of a source that closed the connection, and waits before the next read from it."""
-        self._stop.wait(_CUT_WAITS.seconds(self._shrink(source), random.random()))
+        self._stop.wait(_DISCONNECT_BACKOFF.wait_seconds(self._shrink(source), random.random()))
 
     def _shrink(self, source: int) -> int:
         """Lowers the limit of reads; not of the persistent tier, which buffers no replies for its readers."""
-        return 1 if self.sources[source].kind == "persistent" else self.windows.shrink(source)
+        return 1 if self.sources[source].kind == "persistent" else self.windows.lower_limit(source)
 
     def _is_listed(self, rank: int) -> bool:
         """Whether a source's index still lists the save of a rank, of which every copy lacks a part."""
-        save = self.manifest(rank).save
+        save = self.manifest_of(rank).save
         return any(is_listed(self.connections.connection_to(source), save) for source in self._order.get(rank, ()))
 
     def read_from_any(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
         """Reads a part that saves share (a layout record) from sources without this save; None: none has it."""
-        manifest = self.manifest(rank)
+        manifest = self.manifest_of(rank)
         for source in sorted(set(range(len(self.sources))) - set(self._sources_by_rank.get(rank, ()))):
             try:
                 return read(self.connections.connection_to(source), manifest)
             except (Corrupt, ProtocolError, TierError) as problem:
                 log.info("%s has no intact copy either: %s", self.sources[source].name, problem)
-                self.connections.drop(source)
+                self.connections.close_connection(source)
         return None
 
     def _record_damages(self, save: RankSave, part: str, damages: Mapping[int, Exception]) -> None:
@@ -399,18 +399,18 @@ class CopySelector:
         if is_first:
             log.warning("reading another copy, because this one is damaged or incomplete: %s", problem)
 
-    def damages(self) -> list[Damage]:
+    def list_damages(self) -> list[Damage]:
         with self._lock:
             return sorted(self._damages)
 
-    def damaged_entries(self) -> list[Damage]:
+    def find_damaged_entries(self) -> list[Damage]:
         """Lists saves that sources lack whose unreadable index entry may be that save's."""
         return sorted(
             Damage(manifest.save, "index entry", source)
             for source, reading in enumerate(self._catalogue.readings)
-            if reading is not None and reading.damaged
+            if reading is not None and reading.damaged_entries
             for rank, manifest in self._manifests.items()
-            if source not in self._sources_by_rank[rank] and _names_save(reading.damaged, manifest.save)
+            if source not in self._sources_by_rank[rank] and _names_save(reading.damaged_entries, manifest.save)
         )
 
     def stop(self) -> None:
@@ -418,37 +418,37 @@ class CopySelector:
         self._stop.set()
 
     def _wait_for_index(self, what: str, attempt: int) -> None:
-        if not self._catalogue.silent:
+        if not self._catalogue.unanswered_sources:
             raise Unreadable(f"{what} is in no tier's index, and every tier answered", absent=True)
         self._wait_for_silent(what, attempt)
 
     def _wait_for_silent(self, what: str, attempt: int, problems: Sequence[Exception] = ()) -> None:
         """Waits with backoff, then reads the missing indexes again; raises TierUnavailable when the patience ends."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            names = ", ".join(self._catalogue.silent) or "a source"
+            names = ", ".join(self._catalogue.unanswered_sources) or "a source"
             reasons = f" ({'; '.join(map(str, problems))})" if problems else ""
             raise TierUnavailable(
                 f"{what} cannot be read: {names} does not answer, and no other copy is intact{reasons}"
             )
-        if self._stop.wait(WAITS.seconds(attempt, random.random())):
+        if self._stop.wait(UNANSWERED_BACKOFF.wait_seconds(attempt, random.random())):
             raise TierUnavailable(f"reading {what} was cancelled")
         with self._lock:
-            if self._catalogue.silent:
-                self._set_catalogue(reread(self._catalogue))
+            if self._catalogue.unanswered_sources:
+                self._set_catalogue(reread_missing_indexes(self._catalogue))
 
     def _set_catalogue(self, catalogue: Catalogue) -> None:
         """Selects each rank's manifest: if copies describe different bytes, the one on which most sources agree."""
         self._catalogue = catalogue
-        self.connections.learn(catalogue.sources)
+        self.connections.set_sources(catalogue.sources)
         self.sources = catalogue.sources
         manifests: dict[int, RankManifest] = {}
         source_ids: dict[int, list[int]] = {}
-        for rank, copies in catalogue.copies(self.checkpoint).items():
-            majority = max((m for _, m in copies), key=lambda m: sum(m.same_bytes_as(other) for _, other in copies))
+        for rank, copies in catalogue.copies_by_rank(self.checkpoint).items():
+            majority = max((m for _, m in copies), key=lambda m: sum(m.has_same_bytes_as(other) for _, other in copies))
             manifests[rank] = majority
-            source_ids[rank] = [source for source, m in copies if m.same_bytes_as(majority)]
+            source_ids[rank] = [source for source, m in copies if m.has_same_bytes_as(majority)]
             for source, m in copies:
-                if not m.same_bytes_as(majority):
+                if not m.has_same_bytes_as(majority):
                     metrics.restore_fallbacks.labels("disagreement").inc()
                     log.warning(
                         "%s describes other bytes for %s than most sources; its copy is not read",
@@ -460,8 +460,8 @@ class CopySelector:
         self._order = self._order_sources({rank: m.stream_bytes for rank, m in manifests.items()})
 
     def _order_sources(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-        local = frozenset(n for n, s in enumerate(self.sources) if s.local)
-        return preference(self._sources_by_rank, local, self._persistent_sources(), sizes, self._seed)
+        local = frozenset(n for n, s in enumerate(self.sources) if s.is_local)
+        return order_copies(self._sources_by_rank, local, self._persistent_sources(), sizes, self._seed)
 
     def _persistent_sources(self) -> frozenset[int]:
         return frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")

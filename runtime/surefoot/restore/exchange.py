@@ -24,7 +24,7 @@ from surefoot.errors import Corrupt, SurefootError
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.restore.copy_choice import CopySelector
 from surefoot.restore.fetch import AnyPlacer, Fetch, SavedPart
-from surefoot.restore.read_plan import RangeRead, ReadProposal, Segment, WantedBox, derive_agreement, plan_name
+from surefoot.restore.read_plan import RangeRead, ReadProposal, Segment, WantedBox, derive_agreement, digest_plan
 from surefoot.tiers import tier
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ class ReadyFrame:
     """Data that is ready to be sent."""
 
     data: memoryview
-    finished: bool
+    is_last: bool
     """No data follows."""
-    failed: bool
+    is_failed: bool
     """The reads failed, so the remaining data will not follow."""
 
 
@@ -65,7 +65,7 @@ class Outbox:
         self._full = self._finished = self._failed = self._closed = False
         self._changed = threading.Condition()
 
-    def put(self, read: int, segment: int, data: memoryview) -> None:
+    def queue_segment(self, read: int, segment: int, data: memoryview) -> None:
         """Copies a segment into the buffer; waits for room, unless the outbox is closed."""
         frame_bytes = _FRAME.size + data.nbytes
         if frame_bytes > len(self._filling):
@@ -91,7 +91,7 @@ class Outbox:
             self._changed.notify_all()
         return frame
 
-    def finish(self, failed: bool) -> None:
+    def mark_finished(self, failed: bool) -> None:
         """Marks the end of the data: all reads are done, or they failed."""
         with self._changed:
             self._finished, self._failed = True, failed
@@ -114,7 +114,7 @@ class SegmentSender:
         self._placer.place(segment, data)
         number = self._numbers.get(segment)
         if number is not None:
-            self._outbox.put(*number, data)
+            self._outbox.queue_segment(*number, data)
 
 
 class SegmentReceiver:
@@ -132,10 +132,10 @@ class SegmentReceiver:
         self._parts, self._manifests, self._placers = parts, manifests, placers
         self._missing_segments = [set(range(len(r.segments))) for r in ranges]
         self.received_bytes = 0
-        self.damaged = 0
+        self.damaged_count = 0
         """Number of frames that were invalid or failed the digest check."""
 
-    def accept(self, member: int, data: memoryview) -> None:
+    def place_segments(self, member: int, data: memoryview) -> None:
         """Places the intact segments of a member's buffer; the others stay missing."""
         position = 0
         while position + _FRAME.size <= data.nbytes:
@@ -143,7 +143,7 @@ class SegmentReceiver:
             start = position + _FRAME.size
             position = start + length
             if position > data.nbytes or not self._place(member, (read, segment), data[start:position]):
-                self.damaged += 1
+                self.damaged_count += 1
 
     def mark_own_reads(self, member: int) -> None:
         """Marks the reads of this rank as complete."""
@@ -151,7 +151,7 @@ class SegmentReceiver:
             if owner == member:
                 missing_segments.clear()
 
-    def missing(self) -> list[RangeRead]:
+    def missing_reads(self) -> list[RangeRead]:
         """Returns the reads that are incomplete."""
         return [r for r, segments in zip(self._ranges, self._missing_segments, strict=True) if segments]
 
@@ -166,10 +166,10 @@ class SegmentReceiver:
             return False
         origin = (f"member {member} of the exchange", planned.chunk, segment.blocks)
         try:
-            tier.check_blocks(data, self._manifests[planned.rank], part.stream, part.table, origin)
+            tier.check_blocks(data, self._manifests[planned.rank], part.stream, part.digest_table, origin)
         except Corrupt:
             return False
-        self._placers[segment.wanted].place(segment, data)
+        self._placers[segment.box_index].place(segment, data)
         self._missing_segments[read].discard(index)
         self.received_bytes += data.nbytes
         return True
@@ -203,9 +203,9 @@ class Peers(Protocol):
 
     members: tuple[int, ...]
     """Ranks of the group."""
-    own_rank: int
+    own_index: int
     """Index of this rank among the members."""
-    wait_seconds: float
+    timeout_seconds: float
     """Timeout of each call."""
 
     def exchange_proposals(self, mine: str) -> list[str]:
@@ -229,7 +229,7 @@ class Peers(Protocol):
 class CommonDestinations:
     """Indexes of the destinations that all `peers` want, in the same order."""
 
-    numbers: tuple[int, ...]
+    destination_indexes: tuple[int, ...]
     peers: Peers
 
 
@@ -237,11 +237,11 @@ class CommonDestinations:
 class PlannedReads:
     """The planned reads of some destinations."""
 
-    wanted_bytes_by_destination: tuple[WantedBox, ...]
+    wanted_boxes: tuple[WantedBox, ...]
     """Box of each destination."""
     ranges: tuple[RangeRead, ...]
     """The reads."""
-    parts: dict[int, SavedPart]
+    parts_by_rank: dict[int, SavedPart]
     """Layout and digests by saved rank."""
     placers: tuple[AnyPlacer, ...]
     """Placer of each destination."""
@@ -251,11 +251,11 @@ class PlannedReads:
 class ExchangeOutcome:
     """The result of an exchange."""
 
-    missing: list[RangeRead]
+    missing_reads: list[RangeRead]
     """Reads that are incomplete, which must be made directly."""
-    by_kind: dict[str, int] = field(default_factory=dict)
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)
     """Bytes read, by kind of source."""
-    peers_kinds: frozenset[str] = frozenset()
+    peer_kinds: frozenset[str] = frozenset()
     """Kinds of sources from which the peers read."""
 
 
@@ -275,7 +275,7 @@ class Exchange:
 
     def __init__(self, copies: CopySelector, reading: PlannedReads, peers: Peers) -> None:
         self._copies, self._reading, self._peers = copies, reading, peers
-        self._manifests = {rank: copies.manifest(rank) for rank in reading.parts}
+        self._manifests = {rank: copies.manifest_of(rank) for rank in reading.parts_by_rank}
         self._peers_kinds = 0
 
     def run(self, threads: int) -> ExchangeOutcome:
@@ -295,7 +295,7 @@ class Exchange:
             return ExchangeOutcome(list(ranges))
         # Read this rank's share in threads while this thread exchanges what is read.
         outbox = Outbox()
-        receiver = SegmentReceiver(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
+        receiver = SegmentReceiver(ranges, owners, self._reading.parts_by_rank, self._manifests, self._reading.placers)
         fetch = self._build_fetch(owners, outbox)
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-share") as pool:
             share = pool.submit(_read_share, fetch, outbox, threads)
@@ -307,45 +307,43 @@ class Exchange:
                 outbox.close()
             share.result()
         # The caller reads the missing parts directly.
-        receiver.mark_own_reads(self._peers.own_rank)
-        if receiver.damaged:
-            metrics.restore_fallbacks.labels(PEER).inc(receiver.damaged)
-            log.warning("%d parts from peers were damaged and will be read directly", receiver.damaged)
+        receiver.mark_own_reads(self._peers.own_index)
+        if receiver.damaged_count:
+            metrics.restore_fallbacks.labels(PEER).inc(receiver.damaged_count)
+            log.warning("%d parts from peers were damaged and will be read directly", receiver.damaged_count)
         kinds = frozenset(kind for bit, kind in enumerate(_KINDS) if self._peers_kinds >> bit & 1)
-        return ExchangeOutcome(receiver.missing(), {**fetch.by_kind, PEER: receiver.received_bytes}, kinds)
+        return ExchangeOutcome(receiver.missing_reads(), {**fetch.bytes_by_kind, PEER: receiver.received_bytes}, kinds)
 
     def _agree(self) -> tuple[int, ...] | None:
         """Exchanges proposals and returns the member that makes each read; None: every member reads alone."""
         reading = self._reading
-        staged = sorted(rank for rank, part in reading.parts.items() if part.staged is not None)
-        name = plan_name(
-            str(self._copies.checkpoint), reading.wanted_bytes_by_destination, self._manifests, reading.ranges
-        )
+        staged = sorted(rank for rank, part in reading.parts_by_rank.items() if part.staged_stream is not None)
+        name = digest_plan(str(self._copies.checkpoint), reading.wanted_boxes, self._manifests, reading.ranges)
         proposals = [
             ReadProposal.from_text(text)
             for text in self._peers.exchange_proposals(ReadProposal(name, tuple(staged)).to_text())
         ]
         agreement = derive_agreement(proposals, [(r.rank, r.length) for r in reading.ranges])
         log.info("shared restore of ranks %s: %s", self._peers.members, agreement.reason)
-        if agreement.doubt:
+        if agreement.is_inconsistent:
             raise ExchangeFailed(agreement.reason)
         return agreement.owners
 
     def _build_fetch(self, owners: Sequence[int], outbox: Outbox) -> Fetch:
         """Builds the fetch of this rank's share, which also queues each segment for the peers."""
-        reading, own_rank = self._reading, self._peers.own_rank
+        reading, own_rank = self._reading, self._peers.own_index
         own_reads = [n for n, owner in enumerate(owners) if owner == own_rank]
         segment_numbers = {s: (n, i) for n in own_reads for i, s in enumerate(reading.ranges[n].segments)}
         senders = cast(
             "Sequence[AnyPlacer]", [SegmentSender(placer, outbox, segment_numbers) for placer in reading.placers]
         )
-        return Fetch(self._copies, reading.parts, senders, [reading.ranges[n] for n in own_reads])
+        return Fetch(self._copies, reading.parts_by_rank, senders, [reading.ranges[n] for n in own_reads])
 
     def _run_rounds(self, outbox: Outbox, receiver: SegmentReceiver, fetch: Fetch) -> None:
         """Exchanges buffers until all members are finished; verifies one round's data while the next is in transit."""
         peers = self._peers
         size = sum(r.length for r in self._reading.ranges)
-        deadline = time.monotonic() + peers.wait_seconds + size / MIN_BYTES_PER_SECOND
+        deadline = time.monotonic() + peers.timeout_seconds + size / MIN_BYTES_PER_SECOND
         buffers = [self._allocate_buffers(ROUND_BYTES) for _ in range(2)]
         received: list[memoryview] = []
         try:
@@ -370,8 +368,10 @@ class Exchange:
 
     def _exchange_headers(self, frame: ReadyFrame, fetch: Fetch) -> list[_Header]:
         """Announces a frame to the peers and returns all members' headers; raises ExchangeFailed if one failed."""
-        state = _FAILED if frame.failed else _FINISHED if frame.finished else _GOING
-        kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if frame.finished else 0
+        state = _FAILED if frame.is_failed else _FINISHED if frame.is_last else _GOING
+        kinds = (
+            sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.bytes_by_kind.get(kind)) if frame.is_last else 0
+        )
         headers = self._exchange_header(state, frame.data.nbytes, kinds)
         for number, header in enumerate(headers):
             if header.state == _FAILED or header.used > ROUND_BYTES:
@@ -386,7 +386,7 @@ class Exchange:
         own_header = memoryview(bytearray(header + _CHECK.pack(crc32(header))))
         into = self._allocate_buffers(HEADER_BYTES)
         peers.exchange_buffers(own_header, into)()
-        into[peers.own_rank] = own_header
+        into[peers.own_index] = own_header
         headers = []
         for number, text in enumerate(into):
             # Digests cannot catch a wrong length, as it decides how many bytes are received: hence the header's own CRC.
@@ -398,13 +398,13 @@ class Exchange:
     def _allocate_buffers(self, size: int) -> list[memoryview]:
         """Allocates one buffer per member, an empty one for this rank."""
         return [
-            memoryview(bytearray(0 if m == self._peers.own_rank else size)) for m in range(len(self._peers.members))
+            memoryview(bytearray(0 if m == self._peers.own_index else size)) for m in range(len(self._peers.members))
         ]
 
     def _exchange_final_headers(self, receiver: SegmentReceiver) -> None:
         """Exchanges the numbers of incomplete reads, so that no member disconnects while another still receives."""
-        receiver.mark_own_reads(self._peers.own_rank)
-        missing_count = len(receiver.missing())
+        receiver.mark_own_reads(self._peers.own_index)
+        missing_count = len(receiver.missing_reads())
         try:
             headers = self._exchange_header(_FINISHED, missing_count, 0)
         except ExchangeFailed as problem:
@@ -417,7 +417,7 @@ class Exchange:
 
 def _accept(receiver: SegmentReceiver, buffers: Sequence[memoryview]) -> None:
     for member, data in enumerate(buffers):
-        receiver.accept(member, data)
+        receiver.place_segments(member, data)
 
 
 def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
@@ -426,7 +426,7 @@ def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
         fetch.run(threads)
         done = True
     finally:
-        outbox.finish(failed=not done)
+        outbox.mark_finished(failed=not done)
 
 
 def _report_failed_exchange(problem: Exception) -> None:

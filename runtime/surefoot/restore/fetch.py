@@ -24,7 +24,7 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, SurefootError
 from surefoot.format.layouts import Stream, itemsize
 from surefoot.geometry import Box
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, RankManifest
 from surefoot.restore.copy_choice import CopySelector
 from surefoot.restore.read_plan import RangeRead, Segment, WantedBox
 from surefoot.tiers import SupportsPipelinedReads, Tier, tier
@@ -49,11 +49,11 @@ _ELEMENT_DTYPES: dict[int, np.dtype[Any]] = {
 class BoxReceiver(Protocol):
     """Writes a destination that the host cannot write, in parts. Several threads use it."""
 
-    def room(self, size_bytes: int) -> memoryview:
+    def part_buffer(self, size_bytes: int) -> memoryview:
         """Returns memory for one part, at most a chunk. It belongs to the calling thread until its next call."""
         ...
 
-    def take(self, part: Box) -> None:
+    def write_part(self, part: Box) -> None:
         """Copies the part that was written to `room` (row-major) to its place; then that memory may be reused."""
         ...
 
@@ -94,11 +94,11 @@ class Placer:
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Copies the wanted part of a segment's blocks from its bytes."""
-        if self._memory_strides is None and segment.take.lengths == segment.block == self._box.lengths:
+        if self._memory_strides is None and segment.wanted_part.lengths == segment.block_shape == self._box.lengths:
             self._memory[:] = data  # one block is the whole box: the general case below would cost more than the copy
             return
-        blocks = np.frombuffer(data, self._element_dtype).reshape(segment.rows, segment.count, *segment.block)
-        source = blocks[(slice(None), slice(None), *_slices(segment.take))]
+        blocks = np.frombuffer(data, self._element_dtype).reshape(segment.rows, segment.count, *segment.block_shape)
+        source = blocks[(slice(None), slice(None), *_slices(segment.wanted_part))]
         strides = self._strides
         start = sum(
             (offset - origin) * stride
@@ -108,15 +108,15 @@ class Placer:
         shape: list[int] = []
         steps: list[int] = []
         order: list[int] = []
-        for d, (length, stride) in enumerate(zip(segment.take.lengths, strides, strict=True)):
-            if d == segment.count_per_row or d == len(strides) - 1:
-                order.append(0 if d == segment.count_per_row else 1)
-                shape.append(segment.rows if d == segment.count_per_row else segment.count)
+        for d, (length, stride) in enumerate(zip(segment.wanted_part.lengths, strides, strict=True)):
+            if d == segment.row_dimension or d == len(strides) - 1:
+                order.append(0 if d == segment.row_dimension else 1)
+                shape.append(segment.rows if d == segment.row_dimension else segment.count)
                 steps.append(length * stride)
             order.append(2 + d)
             shape.append(length)
             steps.append(stride)
-        if segment.count_per_row < 0:
+        if segment.row_dimension < 0:
             source, order = source[0], [axis - 1 for axis in order]
         if not strides:
             source = source[0]
@@ -135,9 +135,9 @@ class RelayPlacer:
     def place(self, segment: Segment, data: memoryview) -> None:
         """Passes the wanted part of a segment's blocks to the receiver."""
         part = replace(self._destination, box=segment.location)
-        buffer = self._receiver.room(segment.location.volume * self._itemsize)
+        buffer = self._receiver.part_buffer(segment.location.volume * self._itemsize)
         Placer(part, buffer).place(segment, data)
-        self._receiver.take(segment.location.relative_to(self._destination.box.offsets))
+        self._receiver.write_part(segment.location.relative_to(self._destination.box.offsets))
 
 
 AnyPlacer = Placer | RelayPlacer
@@ -158,7 +158,7 @@ def _slices(box: Box) -> tuple[slice, ...]:
 STAGING = -2
 """Source index of the staging memory of this machine."""
 
-AHEAD = 2
+MAX_READS_AHEAD = 2
 """Reads that a thread has requested or is processing."""
 
 
@@ -168,9 +168,9 @@ class StagedStream(Protocol):
     @property
     def stream(self) -> memoryview: ...
     @property
-    def layout(self) -> str: ...
+    def layout_digest(self) -> str: ...
     @property
-    def own(self) -> bool: ...
+    def is_own(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,11 @@ class SavedPart:
     """The layout and digests of a rank save, which threads share."""
 
     stream: Stream
-    table: bytes
+    digest_table: bytes
     """Digests of the save's blocks, in stream order."""
-    staged: memoryview | None = None
+    staged_stream: memoryview | None = None
     """The save's stream in this machine's staging memory; None: it is not there."""
-    own: bool = True
+    is_own: bool = True
     """Whether only this process writes to that staging memory."""
 
 
@@ -217,15 +217,17 @@ class Fetch:
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
-        staged_reads = [r for r in reads if parts[r.rank].staged is not None]
+        staged_reads = [r for r in reads if parts[r.rank].staged_stream is not None]
         if staged_reads:
             self._queues[STAGING].extend(staged_reads)
-        tier_reads = [r for r in reads if parts[r.rank].staged is None]
-        for read, source in zip(tier_reads, copies.spread([(r.rank, r.length) for r in tier_reads]), strict=True):
+        tier_reads = [r for r in reads if parts[r.rank].staged_stream is None]
+        for read, source in zip(
+            tier_reads, copies.assign_sources([(r.rank, r.length) for r in tier_reads]), strict=True
+        ):
             self._queues[source].append(read)
         self._failed = threading.Event()
         self._lock = threading.Lock()
-        self.by_kind: dict[str, int] = defaultdict(int)
+        self.bytes_by_kind: dict[str, int] = defaultdict(int)
 
     def run(self, max_threads: int) -> None:
         """Executes all reads, with one thread per source but at most `max_threads`; a single source gets two.
@@ -243,7 +245,7 @@ class Fetch:
         """Executes reads in one thread until none is left."""
         finished = False
         # Mapped memory instead of bytearrays: a restore took 4 % less CPU with it.
-        buffers = deque(memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(AHEAD))
+        buffers = deque(memoryview(mmap.mmap(-1, MAX_CHUNK_BYTES)) for _ in range(MAX_READS_AHEAD))
         outstanding: deque[_PendingRead] = deque()
         try:
             while not self._failed.is_set():
@@ -277,15 +279,17 @@ class Fetch:
 
     def _start_read(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
         """Requests a read from a source ahead of time if the source supports that and has room."""
-        if source >= 0 and self._copies.windows.try_enter(source):
+        if source >= 0 and self._copies.windows.try_start_read(source):
             try:
                 tier = self._copies.connections.connection_to(source)
                 if isinstance(tier, SupportsPipelinedReads):
-                    tier.request_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
+                    tier.request_chunk(self._copies.manifest_of(read.rank).save, read.chunk, read.offset, read.length)
                     return _PendingRead(read, source, tier, buffer)
             except SurefootError:
-                self._copies.connections.drop(source)  # `read_first_intact` tries it once more and reports the error
-            self._copies.windows.leave(source)
+                self._copies.connections.close_connection(
+                    source
+                )  # `read_first_intact` tries it once more and reports the error
+            self._copies.windows.finish_read(source)
         return _PendingRead(read, source, None, buffer)
 
     def _finish_read(self, pending_read: _PendingRead, outstanding: Sequence[_PendingRead]) -> None:
@@ -297,14 +301,14 @@ class Fetch:
         data, source = received if received is not None else self._read_any_copy(read, pending_read)
         stream = self._parts[read.rank].stream
         for segment in read.segments:
-            self._placers[segment.wanted].place(segment, _bytes_of(segment.blocks, read, stream, data))
+            self._placers[segment.box_index].place(segment, _bytes_of(segment.blocks, read, stream, data))
         with self._lock:
             kind = "staging" if source == STAGING else self._copies.sources[source].kind
-            self.by_kind[kind] += read.length
+            self.bytes_by_kind[kind] += read.length
 
     def _receive_verified(self, pending_read: _PendingRead) -> tuple[memoryview, int] | None:
         """Receives and verifies the requested data, and returns it with its source; None if it is not intact."""
-        manifest = self._copies.manifest(pending_read.read.rank)
+        manifest = self._copies.manifest_of(pending_read.read.rank)
         if pending_read.source == STAGING:
             return self._read_staged(pending_read, manifest)
         if pending_read.tier is None:
@@ -312,14 +316,14 @@ class Fetch:
         try:
             pending_read.tier.receive_chunk(manifest.save, pending_read.read.chunk, pending_read.data)
         except ChunkMissing:
-            self._copies.connections.drop(pending_read.source)
+            self._copies.connections.close_connection(pending_read.source)
             return None
         except SurefootError:
-            self._copies.connections.drop(pending_read.source)
+            self._copies.connections.close_connection(pending_read.source)
             self._copies.pause_after_cut(pending_read.source)
             return None
         finally:
-            self._copies.windows.leave(pending_read.source)
+            self._copies.windows.finish_read(pending_read.source)
         try:
             self._verify(pending_read.read, manifest, pending_read.data, self._copies.sources[pending_read.source].name)
         except Corrupt:
@@ -335,16 +339,16 @@ class Fetch:
         for pending in outstanding:
             if pending.tier is not None:
                 pending.tier = None
-                self._copies.connections.drop(pending.source)
-                self._copies.windows.leave(pending.source)
+                self._copies.connections.close_connection(pending.source)
+                self._copies.windows.finish_read(pending.source)
 
     def _read_staged(self, pending_read: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
         """Reads from staging memory; None if it was overwritten. Memory that others write is copied before the check,
         so that the verified bytes are the ones that are placed."""
         read, part = pending_read.read, self._parts[pending_read.read.rank]
-        assert part.staged is not None, "only staged saves are in this queue"
-        data = part.staged[read.stream_start : read.stream_start + read.length]
-        if not part.own:
+        assert part.staged_stream is not None, "only staged saves are in this queue"
+        data = part.staged_stream[read.stream_start : read.stream_start + read.length]
+        if not part.is_own:
             pending_read.data[:] = data
             data = pending_read.data
         try:
@@ -360,7 +364,9 @@ class Fetch:
         if pending_read.tier is not None:
             metrics.restore_fallbacks.labels("again").inc()
         read_verified = partial(self._read_verified, read)
-        return self._copies.first_good(read.rank, f"chunk {read.chunk}", read_verified, begin=pending_read.source)
+        return self._copies.read_first_intact(
+            read.rank, f"chunk {read.chunk}", read_verified, begin=pending_read.source
+        )
 
     def _read_verified(self, read: RangeRead, tier: Tier, manifest: RankManifest) -> memoryview:
         data = memoryview(tier.read_chunk(manifest.save, read.chunk, read.offset, read.length))
@@ -370,7 +376,7 @@ class Fetch:
     def _verify(self, read: RangeRead, manifest: RankManifest, data: memoryview, where: str) -> None:
         if data.nbytes != read.length:
             raise Corrupt(f"chunk {read.chunk} of {manifest.save} at {where} has {data.nbytes} of {read.length} bytes")
-        stream, table = self._parts[read.rank].stream, self._parts[read.rank].table
+        stream, table = self._parts[read.rank].stream, self._parts[read.rank].digest_table
         for blocks in _merge_block_runs(read.segments):
             part = _bytes_of(blocks, read, stream, data)
             tier.check_blocks(part, manifest, stream, table, (where, read.chunk, blocks))

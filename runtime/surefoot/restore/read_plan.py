@@ -37,29 +37,29 @@ class Segment:
     is wanted in full.
     """
 
-    first: int
+    first_block: int
     """Index of the first block in the rank save's digest table."""
     count: int
     """Number of blocks in each row."""
     start: int
     """Byte offset of the first block in the stream."""
-    block: tuple[int, ...]
+    block_shape: tuple[int, ...]
     """Shape of each block."""
-    take: Box
+    wanted_part: Box
     """The wanted part of a block, in the block's own coordinates."""
     location: Box
     """The destination of all wanted parts, in the tensor's coordinates."""
-    wanted: int
+    box_index: int
     """Index of the `WantedBox` that it belongs to."""
     rows: int = 1
     """Number of rows."""
-    count_per_row: int = -1
+    row_dimension: int = -1
     """Dimension of the tensor along which the rows are adjacent; -1: there is one row."""
 
     @property
     def blocks(self) -> range:
         """Indexes of the blocks in the rank save's digest table."""
-        return range(self.first, self.first + self.count * self.rows)
+        return range(self.first_block, self.first_block + self.count * self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class RangeRead:
     """The segments to place from these bytes."""
 
 
-def ranges_of(
+def plan_rank_reads(
     rank: int, segments: Iterable[Segment], layout: Layout, itemsizes: Sequence[int], gap_bytes: int
 ) -> Iterator[RangeRead]:
     """Cuts segments at chunk boundaries, sorts them and merges near ones into reads."""
     starts = layout.chunk_starts
-    cut_segments = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.wanted])]
-    cut_segments.sort(key=lambda s: (s.start, s.wanted))
+    cut_segments = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.box_index])]
+    cut_segments.sort(key=lambda s: (s.start, s.box_index))
     group: list[Segment] = []
     chunk, stop = -1, 0
     for segment in cut_segments:
@@ -97,7 +97,7 @@ def ranges_of(
         if not group:
             chunk, stop = segment_chunk, 0
         group.append(segment)
-        stop = max(stop, segment.start + _segment_bytes(segment, itemsizes[segment.wanted]))
+        stop = max(stop, segment.start + _segment_bytes(segment, itemsizes[segment.box_index]))
     if group:
         yield _range_read(rank, chunk, starts[chunk], stop, group)
 
@@ -108,12 +108,12 @@ def _range_read(rank: int, chunk: int, chunk_start: int, stop: int, group: Seque
 
 
 def _segment_bytes(segment: Segment, itemsize: int) -> int:
-    return segment.count * segment.rows * prod(segment.block) * itemsize
+    return segment.count * segment.rows * prod(segment.block_shape) * itemsize
 
 
 def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
     """Cuts a segment between blocks, after whole rows and within a row, as no block crosses a chunk boundary."""
-    size = prod(segment.block) * itemsize
+    size = prod(segment.block_shape) * itemsize
     while segment.count * segment.rows > 1:
         chunk = bisect_right(starts, segment.start)
         if chunk == len(starts) or segment.start + segment.count * segment.rows * size <= starts[chunk]:
@@ -140,19 +140,19 @@ def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
     """Returns the part of a segment with `rows` rows after the first `skip`."""
     if segment.rows == rows:
         return segment
-    dimension, height = segment.count_per_row, segment.take.lengths[segment.count_per_row]
+    dimension, height = segment.row_dimension, segment.wanted_part.lengths[segment.row_dimension]
     offsets, lengths = list(segment.location.offsets), list(segment.location.lengths)
     offsets[dimension] += skip * height
     lengths[dimension] = rows * height
     blocks = skip * segment.count
     return Segment(
-        segment.first + blocks,
+        segment.first_block + blocks,
         segment.count,
         segment.start + blocks * size,
-        segment.block,
-        segment.take,
+        segment.block_shape,
+        segment.wanted_part,
         Box(tuple(offsets), tuple(lengths)),
-        segment.wanted,
+        segment.box_index,
         rows,
         dimension if rows > 1 else -1,
     )
@@ -160,16 +160,16 @@ def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
 
 def _blocks_of(segment: Segment, skip: int, count: int, size: int) -> Segment:
     """Returns the part of a segment of one row with `count` blocks after the first `skip`."""
-    width = segment.take.lengths[-1]
+    width = segment.wanted_part.lengths[-1]
     location = segment.location
     return Segment(
-        segment.first + skip,
+        segment.first_block + skip,
         count,
         segment.start + skip * size,
-        segment.block,
-        segment.take,
+        segment.block_shape,
+        segment.wanted_part,
         Box((*location.offsets[:-1], location.offsets[-1] + skip * width), (*location.lengths[:-1], count * width)),
-        segment.wanted,
+        segment.box_index,
     )
 
 
@@ -205,7 +205,7 @@ class ReadPlan:
         return sum(r.length for r in self.ranges)
 
 
-def plan(wanted: Sequence[WantedBox], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
+def plan_reads(boxes: Sequence[WantedBox], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
     """Plans the reads of the wanted boxes.
 
     Args:
@@ -217,8 +217,8 @@ def plan(wanted: Sequence[WantedBox], streams: Mapping[int, Stream], gap_bytes: 
         StateMismatch: The layouts do not have exactly the wanted elements, dtypes or shapes.
     """
     segments_by_rank: dict[int, list[Segment]] = defaultdict(list)
-    pieces = _pieces_by_tensor(wanted, streams)
-    for number, want in enumerate(wanted):
+    pieces = _pieces_by_tensor(boxes, streams)
+    for number, want in enumerate(boxes):
         covered = 0
         for rank, part in pieces.get(want.name, ()):
             piece, box = part.piece, want.box
@@ -234,15 +234,15 @@ def plan(wanted: Sequence[WantedBox], streams: Mapping[int, Stream], gap_bytes: 
     ranges = [
         r
         for rank, segments in sorted(segments_by_rank.items())
-        for r in ranges_of(rank, segments, streams[rank].layout, [w.itemsize for w in wanted], gap_bytes)
+        for r in plan_rank_reads(rank, segments, streams[rank].layout, [w.itemsize for w in boxes], gap_bytes)
     ]
-    return ReadPlan(tuple(ranges), sum(w.box.volume * w.itemsize for w in wanted))
+    return ReadPlan(tuple(ranges), sum(w.box.volume * w.itemsize for w in boxes))
 
 
-def preference(
+def order_copies(
     copies: Mapping[int, Sequence[int]],
     local: frozenset[int],
-    last: frozenset[int],
+    last_sources: frozenset[int],
     sizes: Mapping[int, int],
     seed: int,
 ) -> dict[int, tuple[int, ...]]:
@@ -260,14 +260,16 @@ def preference(
     all_sources = sorted({source for sources in copies.values() for source in sources})
     tie_order = {source: (position - seed) % max(1, len(all_sources)) for position, source in enumerate(all_sources)}
     for rank in sorted(copies, key=lambda r: (-sizes.get(r, 0), r)):
-        order[rank] = tuple(sorted(copies[rank], key=lambda s: (s in last, s not in local, load[s], tie_order[s])))
+        order[rank] = tuple(
+            sorted(copies[rank], key=lambda s: (s in last_sources, s not in local, load[s], tie_order[s]))
+        )
         if order[rank]:
             load[order[rank][0]] += sizes.get(rank, 0)
     return order
 
 
-def spread(
-    sizes: Sequence[tuple[int, int]], having: Mapping[int, Sequence[int]], last: frozenset[int]
+def balance_reads(
+    sizes: Sequence[tuple[int, int]], sources_by_rank: Mapping[int, Sequence[int]], last_sources: frozenset[int]
 ) -> list[tuple[int, ...]]:
     """Orders the sources of each read, passed as (rank, bytes), so that sources of one tier share the bytes.
 
@@ -278,8 +280,8 @@ def spread(
     load: dict[int, int] = defaultdict(int)
     orders = []
     for rank, size in sizes:
-        order = tuple(having.get(rank, ()))
-        same_tier = [s for s in order if (s in last) == (order[0] in last)]
+        order = tuple(sources_by_rank.get(rank, ()))
+        same_tier = [s for s in order if (s in last_sources) == (order[0] in last_sources)]
         if same_tier:
             first_source = min(same_tier, key=lambda s: load[s])
             load[first_source] += size
@@ -324,15 +326,15 @@ def _segments_of_wanted(number: int, shared: Box, part: PlacedPiece) -> Iterator
     )
     for pattern in patterns:
         yield Segment(
-            part.first_block + pattern.first,
+            part.first_block + pattern.first_block,
             pattern.count,
             piece.stream_offset + pattern.start,
-            pattern.block,
-            pattern.take,
+            pattern.block_shape,
+            pattern.wanted_part,
             _shift(pattern.location, piece.offsets),
             number,
             pattern.rows,
-            pattern.count_per_row,
+            pattern.row_dimension,
         )
 
 
@@ -363,15 +365,15 @@ def _segments_of(run: BlockRun, tiling: Tiling, inside: Box) -> Iterator[Segment
         is_full_row = counts and count == counts[-1]
         rows = min(_equal_rows_from(box, inside, tiling, along), remaining // count) if is_full_row else 1
         yield Segment(
-            first=index,
+            first_block=index,
             count=count,
             start=start,
-            block=box.lengths,
-            take=shared.relative_to(box.offsets),
+            block_shape=box.lengths,
+            wanted_part=shared.relative_to(box.offsets),
             location=_widen(shared, count, rows, along),
-            wanted=0,
+            box_index=0,
             rows=rows,
-            count_per_row=along if rows > 1 else -1,
+            row_dimension=along if rows > 1 else -1,
         )
         index += count * rows
         start += count * rows * box.volume * tiling.itemsize
@@ -424,12 +426,12 @@ MAX_MEMBERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Replicated:
+class ReplicatedDestinations:
     """This rank's destinations that all members of a group have."""
 
     members: tuple[int, ...]
     """Ranks of the group."""
-    numbers: tuple[int, ...]
+    destination_indexes: tuple[int, ...]
     """Indexes of the destinations, in the order that all members use."""
     size_bytes: int
     """Bytes of these destinations."""
@@ -439,13 +441,13 @@ class Replicated:
 class ReadProposal:
     """A member's planned reads and the saves in its staging memory, which it sends to the others."""
 
-    plan: str
+    plan_digest: str
     """Digest of the planned reads (`plan_name`)."""
-    staged: tuple[int, ...] = ()
+    staged_ranks: tuple[int, ...] = ()
     """Ranks whose saves are in the member's staging memory."""
 
     def to_text(self) -> str:
-        return json.dumps({"plan": self.plan, "staged": list(self.staged)})
+        return json.dumps({"plan": self.plan_digest, "staged": list(self.staged_ranks)})
 
     @classmethod
     def from_text(cls, text: str) -> ReadProposal | None:
@@ -465,13 +467,13 @@ class ReadAgreement:
     """Index of the member that makes each read; None: every member reads directly."""
     reason: str
     """The decision in words, for the log."""
-    doubt: bool = False
+    is_inconsistent: bool = False
     """The members were to agree and did not."""
 
 
-def replicated_destinations(
-    wanted: Sequence[WantedBox], same: Sequence[Grid | None], rank: int, least_bytes: int
-) -> tuple[Replicated, ...]:
+def group_shared_destinations(
+    boxes: Sequence[WantedBox], owner_grids: Sequence[Grid | None], rank: int, min_bytes: int
+) -> tuple[ReplicatedDestinations, ...]:
     """Groups this rank's destinations by the ranks that have them too.
 
     All ranks process their groups in the same global order, so that no two ranks wait for each other in different groups.
@@ -484,39 +486,39 @@ def replicated_destinations(
     """
     parts: dict[Grid, tuple[int, ...]] = {}
     numbers_by_members: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for number, grid in enumerate(same):
-        if grid is None or grid.count < 2 or grid.number(rank) is None or wanted[number].box.volume == 0:
+    for number, grid in enumerate(owner_grids):
+        if grid is None or grid.count < 2 or grid.number(rank) is None or boxes[number].box.volume == 0:
             continue
         if grid not in parts:
-            parts[grid] = part_of(sorted(grid.ranks()), rank)
+            parts[grid] = sharing_group_of(sorted(grid.ranks()), rank)
         if len(parts[grid]) > 1:
             numbers_by_members[parts[grid]].append(number)
     groups = []
     for members, numbers in sorted(numbers_by_members.items()):
-        size = sum(wanted[n].box.volume * wanted[n].itemsize for n in numbers)
-        if size >= least_bytes:
-            numbers.sort(key=lambda n: (wanted[n].name, wanted[n].box.offsets))
-            groups.append(Replicated(members, tuple(numbers), size))
+        size = sum(boxes[n].box.volume * boxes[n].itemsize for n in numbers)
+        if size >= min_bytes:
+            numbers.sort(key=lambda n: (boxes[n].name, boxes[n].box.offsets))
+            groups.append(ReplicatedDestinations(members, tuple(numbers), size))
     return tuple(groups)
 
 
-def part_of(ranks: Sequence[int], rank: int, most: int = MAX_MEMBERS) -> tuple[int, ...]:
+def sharing_group_of(ranks: Sequence[int], rank: int, max_members: int = MAX_MEMBERS) -> tuple[int, ...]:
     """Divides ranks into nearly equal groups of at most `most`, and returns the group of `rank`.
 
     Raises ValueError for a rank that is not among `ranks`.
     """
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not among the ranks {list(ranks)} that have the same tensors")
-    group_count = -(-len(ranks) // most)
+    group_count = -(-len(ranks) // max_members)
     own_group = ranks.index(rank) * group_count // len(ranks)
     return tuple(r for i, r in enumerate(ranks) if i * group_count // len(ranks) == own_group)
 
 
-def plan_name(
-    checkpoint: str, wanted: Sequence[WantedBox], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
+def digest_plan(
+    checkpoint: str, boxes: Sequence[WantedBox], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
 ) -> str:
     """Computes a digest of all inputs of a division; members with the same digest read the same bytes."""
-    lines = [checkpoint, *(f"{w.name} {w.dtype} {w.shape} {w.box}" for w in wanted)]
+    lines = [checkpoint, *(f"{w.name} {w.dtype} {w.shape} {w.box}" for w in boxes)]
     lines += [f"{rank} {m.layout} {m.digests_digest}" for rank, m in sorted(manifests.items())]
     numbers = array("Q")
     for r in ranges:
@@ -524,30 +526,40 @@ def plan_name(
     return digest("\n".join(lines).encode() + b"\0" + numbers.tobytes())
 
 
-def derive_agreement(cards: Sequence[ReadProposal | None], reads: Sequence[tuple[int, int]]) -> ReadAgreement:
+def derive_agreement(
+    received_proposals: Sequence[ReadProposal | None], reads: Sequence[tuple[int, int]]
+) -> ReadAgreement:
     """Derives the agreement from all members' proposals; `reads` are (saved rank, bytes)."""
-    proposals = [proposal for proposal in cards if proposal is not None]
-    if len(proposals) < len(cards):
-        return ReadAgreement(None, f"{len(cards) - len(proposals)} of {len(cards)} members read alone", doubt=True)
-    if len({proposal.plan for proposal in proposals}) > 1:
-        return ReadAgreement(None, "members plan different reads", doubt=True)
-    staged = [frozenset(proposal.staged) for proposal in proposals]
+    proposals = [proposal for proposal in received_proposals if proposal is not None]
+    if len(proposals) < len(received_proposals):
+        return ReadAgreement(
+            None,
+            f"{len(received_proposals) - len(proposals)} of {len(received_proposals)} members read alone",
+            is_inconsistent=True,
+        )
+    if len({proposal.plan_digest for proposal in proposals}) > 1:
+        return ReadAgreement(None, "members plan different reads", is_inconsistent=True)
+    staged = [frozenset(proposal.staged_ranks) for proposal in proposals]
     if all(rank in staged_ranks for staged_ranks in staged for rank in {rank for rank, _ in reads}):
         return ReadAgreement(None, "every member has all saves in its own staging memory")
-    return ReadAgreement(division(reads, staged), f"{len(reads)} reads are divided among {len(cards)} members")
+    return ReadAgreement(
+        divide_reads(reads, staged), f"{len(reads)} reads are divided among {len(received_proposals)} members"
+    )
 
 
-def division(reads: Sequence[tuple[int, int]], staged: Sequence[frozenset[int]]) -> tuple[int, ...]:
+def divide_reads(reads: Sequence[tuple[int, int]], staged_ranks: Sequence[frozenset[int]]) -> tuple[int, ...]:
     """Assigns each read, passed as (saved rank, bytes), to a member; returns the members' indexes.
 
     `staged` are the ranks whose saves each member has in staging memory; a member makes these reads itself. Each other
     read is assigned to the member with the fewest bytes so far (greedy load balancing), so that two members differ by
     at most one read as far as staging memory leaves a choice.
     """
-    load = [0] * len(staged)
+    load = [0] * len(staged_ranks)
     owners = [-1] * len(reads)
-    members_by_rank = {rank: [m for m, staged_ranks in enumerate(staged) if rank in staged_ranks] for rank, _ in reads}
-    all_members = list(range(len(staged)))
+    members_by_rank = {
+        rank: [m for m, staged_ranks in enumerate(staged_ranks) if rank in staged_ranks] for rank, _ in reads
+    }
+    all_members = list(range(len(staged_ranks)))
     for number in sorted(range(len(reads)), key=lambda n: not members_by_rank[reads[n][0]]):
         rank, size = reads[number]
         owner = min(members_by_rank[rank] or all_members, key=lambda m: load[m])

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from surefoot.staging.host_copies import Bytes, CopySource, CopyTarget, bands, elements, regions
+from surefoot.staging.host_copies import (
+    Bytes,
+    CopySource,
+    CopyTarget,
+    as_integer_elements,
+    split_into_band_slices,
+    split_into_regions,
+)
 
 BAND_BYTES = 16 * 1024 * 1024
 """Largest band, which limits scratch memory on a device: a copy of the band, and its blocks in stream order before one
@@ -39,15 +46,15 @@ class QueuedCopies:
     fingerprints: list[torch.Tensor] = field(default_factory=list)
     """In host memory: the fingerprints at the step, then those of the copies."""
 
-    def let_training_wait(self) -> None:
+    def make_training_wait(self) -> None:
         """Makes the training's stream, but not the host, wait for the last copy."""
         _current_stream(self.device).wait_event(self.event)
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the last copy has ended; does not wait."""
         return bool(self.event.query())
 
-    def changed(self) -> Iterator[str]:
+    def changed_names(self) -> Iterator[str]:
         """Waits for the last copy and yields the names of tensors that changed before they were copied."""
         self.event.synchronize()
         if self.names:
@@ -67,7 +74,7 @@ class DeviceCopies:
         self._stream: Any = None
         self._keys: torch.Tensor | None = None
 
-    def queue(self, now: Sequence[CopySource], later: Sequence[CopySource], room: CopyTarget) -> QueuedCopies:
+    def queue_copies(self, now: Sequence[CopySource], later: Sequence[CopySource], room: CopyTarget) -> QueuedCopies:
         """Queues all copies on the side stream.
 
         Kernels that the training queues after this call start once `now` is copied and `later` is fingerprinted.
@@ -79,20 +86,22 @@ class DeviceCopies:
 
         def copy_small_and_fingerprint() -> None:
             for source, tensor in live[: len(now)]:
-                copy_from_device(tensor, source.tile, room.part(source))
+                copy_from_device(tensor, source.tile, room.memory_of(source))
             for source, tensor in live[len(now) :]:
-                for band in _bands(elements(tensor), source.tile):
+                for band in _bands(as_integer_elements(tensor), source.tile):
                     queued.names.append(source.name)
-                    step_fingerprints.append(fingerprint(band, self.random_keys()))
+                    step_fingerprints.append(compute_fingerprint(band, self.random_keys()))
 
         def copy_large() -> None:
             for source, tensor in live[len(now) :]:
-                copy_fingerprints.extend(copy_from_device(tensor, source.tile, room.part(source), self.random_keys()))
+                copy_fingerprints.extend(
+                    copy_from_device(tensor, source.tile, room.memory_of(source), self.random_keys())
+                )
             queued.fingerprints += [_to_host(torch.stack(group)) for group in (step_fingerprints, copy_fingerprints)]
 
         # The training's stream waits for the first part only; the second part overlaps with its kernels.
         queued.event = self._enqueue(copy_small_and_fingerprint, [tensor for _, tensor in live])
-        queued.let_training_wait()
+        queued.make_training_wait()
         if later:
             queued.event = self._enqueue(copy_large, [])
         return queued
@@ -118,7 +127,7 @@ class DeviceCopies:
         return self._keys
 
 
-def fingerprint(band: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def compute_fingerprint(band: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Sums a band's 32-bit words, each multiplied by a random key, modulo 2^64.
 
     This is multilinear universal hashing: whatever is changed, moved or swapped, the sum stays equal with a probability
@@ -153,7 +162,7 @@ def copy_from_device(
     Returns:
         The fingerprints of the bands; empty without keys.
     """
-    flat = elements(source)
+    flat = as_integer_elements(source)
     if flat.numel() == 0:
         return []
     if flat.dim() == 0:
@@ -162,7 +171,7 @@ def copy_from_device(
     for live in _bands(flat, tile):
         band = live if keys is None else live.clone(memory_format=torch.contiguous_format)
         if keys is not None:
-            fingerprints.append(fingerprint(band, keys))
+            fingerprints.append(compute_fingerprint(band, keys))
         size = band.numel() * band.element_size()
         part = torch.from_numpy(target[start : start + size])
         part.copy_(_in_stream_order(band, tile).view(torch.uint8), non_blocking=True)
@@ -171,7 +180,7 @@ def copy_from_device(
 
 
 def _bands(flat: torch.Tensor, tile: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    for part in bands(tuple(flat.shape), tile, flat.element_size(), BAND_BYTES):
+    for part in split_into_band_slices(tuple(flat.shape), tile, flat.element_size(), BAND_BYTES):
         yield flat[part]
 
 
@@ -180,7 +189,7 @@ def _in_stream_order(band: torch.Tensor, tile: tuple[int, ...]) -> torch.Tensor:
     if band.is_contiguous() and all(t >= n for t, n in zip(tile[1:], band.shape[1:], strict=True)):
         return band.reshape(-1)
     scratch = torch.empty(band.numel(), dtype=band.dtype, device=band.device)
-    for region in regions(tuple(band.shape), tile):
+    for region in split_into_regions(tuple(band.shape), tile):
         offset = band.storage_offset() + sum(c * s for c, s in zip(region.offset, band.stride(), strict=True))
         steps = tuple(s * e for s, e in zip(band.stride(), region.extents, strict=True))
         shape = (*region.counts, *region.extents)

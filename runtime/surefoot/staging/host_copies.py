@@ -57,7 +57,7 @@ class Region:
 
 
 @lru_cache(maxsize=4096)
-def regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> tuple[Region, ...]:
+def split_into_regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> tuple[Region, ...]:
     """Returns the regions of a piece, which together cover each element once."""
     return tuple(_regions(lengths, tile))
 
@@ -85,7 +85,7 @@ def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region
         )
 
 
-def bands(
+def split_into_band_slices(
     lengths: tuple[int, ...], tile: tuple[int, ...], itemsize: int, limit_bytes: int
 ) -> Iterator[tuple[slice, ...]]:
     """Yields parts of a piece in stream order, each of about `limit_bytes`.
@@ -182,7 +182,7 @@ Array = np.ndarray[Any, Any]
 _INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-def elements(tensor: torch.Tensor) -> torch.Tensor:
+def as_integer_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Views a tensor as an integer type of its element size, which numpy can copy; resolves lazy conj and neg bits."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
@@ -191,14 +191,14 @@ def elements(tensor: torch.Tensor) -> torch.Tensor:
     return plain if plain.dtype == word else plain.view(word)
 
 
-class Scratch(threading.local):
+class CopyBuffers(threading.local):
     """Each thread's copy buffer and views of it, which are reused between saves."""
 
     def __init__(self) -> None:
         self._memory: Bytes = np.ones(BAND_BYTES, dtype=np.uint8)  # written, so that its pages exist
         self._views: dict[tuple[Any, ...], tuple[Array, list[Array]]] = {}
 
-    def of(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
+    def views_for(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
         """Returns a band's bytes in the buffer, their array in source order, and its tiled regions."""
         size = copy.target.size
         if size > self._memory.size or len(self._views) > _MAX_VIEWS:
@@ -207,7 +207,7 @@ class Scratch(threading.local):
         key = (copy.source.shape, copy.source.dtype, copy.tile)
         if key not in self._views:
             array = self._memory[:size].view(copy.source.dtype).reshape(copy.source.shape)
-            self._views[key] = array, [_tiles(array, region) for region in regions(array.shape, copy.tile)]
+            self._views[key] = array, [_tiles(array, region) for region in split_into_regions(array.shape, copy.tile)]
         return self._memory[:size], *self._views[key]
 
 
@@ -234,33 +234,33 @@ class Copy:
         for source, target in self.views:
             np.copyto(target, source)
 
-    def digest(self, scratch: Scratch) -> int:
+    def digest(self, scratch: CopyBuffers) -> int:
         """Digests the source's current bytes, in source order."""
         if self.flat is not None:
             return _digest(self.flat)
-        buffer, array, _ = scratch.of(self)
+        buffer, array, _ = scratch.views_for(self)
         np.copyto(array, self.source)
         return _digest(buffer)
 
-    def run_verified(self, digest: int, scratch: Scratch) -> bool:
+    def run_verified(self, digest: int, scratch: CopyBuffers) -> bool:
         """Copies the source; returns whether the copied bytes have this digest."""
         if self.is_contiguous:
             self.run()
             return _digest(self.target) == digest
         # Through the buffer, so that the digested bytes are the ones written to the slot.
-        buffer, array, parts = scratch.of(self)
+        buffer, array, parts = scratch.views_for(self)
         np.copyto(array, self.source)
         for (_, target), part in zip(self.views, parts, strict=True):
             np.copyto(target, part)
         return _digest(buffer) == digest
 
 
-def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> list[Copy]:
+def prepare_copies(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> list[Copy]:
     """Prepares the copies of a host tensor, cut into tiles, to `target`.
 
     Raises ValueError unless `target` has exactly the piece's size.
     """
-    array: Array = elements(source).numpy()
+    array: Array = as_integer_elements(source).numpy()
     if array.nbytes != target.size:
         raise ValueError(f"a piece of {array.nbytes} bytes cannot be copied to {target.size} bytes of the stream")
     if array.size == 0:
@@ -268,7 +268,7 @@ def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> lis
     return [_build_copy(band, tile, part) for band, part in _split_into_bands(array, tile, target)]
 
 
-def is_straight(shape: tuple[int, ...], tile: tuple[int, ...]) -> bool:
+def has_stream_order(shape: tuple[int, ...], tile: tuple[int, ...]) -> bool:
     """Whether the elements have the same order in a piece's stream as in the piece."""
     return all(t >= n for t, n in zip(tile[1:], shape[1:], strict=True))
 
@@ -282,7 +282,7 @@ def _split_into_bands(array: Array, tile: tuple[int, ...], target: Bytes) -> Ite
         yield array, target
         return
     start = 0
-    for part in bands(array.shape, tile, array.itemsize, BAND_BYTES):
+    for part in split_into_band_slices(array.shape, tile, array.itemsize, BAND_BYTES):
         band = array[part]
         yield band, target[start : start + band.nbytes]
         start += band.nbytes
@@ -290,10 +290,12 @@ def _split_into_bands(array: Array, tile: tuple[int, ...], target: Bytes) -> Ite
 
 def _build_copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
     flat = source.reshape(-1).view(np.uint8) if source.flags.c_contiguous else None
-    same_order = is_straight(source.shape, tile)
+    same_order = has_stream_order(source.shape, tile)
     if flat is not None and same_order:
         return Copy(source, target, tile, ((flat, target),), flat, same_order)
-    pairs = tuple((_tiles(source, r), _stream_tiles(source.dtype, r, target)) for r in regions(source.shape, tile))
+    pairs = tuple(
+        (_tiles(source, r), _stream_tiles(source.dtype, r, target)) for r in split_into_regions(source.shape, tile)
+    )
     return Copy(source, target, tile, pairs, flat, same_order)
 
 
@@ -324,7 +326,7 @@ class CopySource:
     name: str
     read: Callable[[], torch.Tensor]
     """Returns the live piece of the tensor."""
-    server: Callable[[], torch.Tensor]
+    versioned_tensor: Callable[[], torch.Tensor]
     """Returns the tensor that owns the piece's memory and whose version counter shows changes."""
     tile: tuple[int, ...]
     """Shape of the piece's blocks."""
@@ -332,9 +334,9 @@ class CopySource:
     """First byte of the piece in the stream."""
     stop: int
     """End of the piece in the stream, in bytes."""
-    within: tuple[slice, ...] = ()
+    owner_slices: tuple[slice, ...] = ()
     """Slices of the owning tensor that make up the piece."""
-    own: torch.Tensor | None = None
+    plain_tensor: torch.Tensor | None = None
     """The program's tensor if it is a plain one and the piece is all of it, else None."""
 
     @property
@@ -346,7 +348,7 @@ class CopySource:
 class CopyTarget:
     """Memory to which pieces of a stream are copied."""
 
-    into: Bytes
+    memory: Bytes
     stream_offset: int
     """Byte of the stream at which the memory begins."""
     address: int
@@ -356,9 +358,9 @@ class CopyTarget:
     def of(into: Bytes, origin: int = 0) -> CopyTarget:
         return CopyTarget(into, origin, into.ctypes.data)
 
-    def part(self, source: CopySource) -> Bytes:
+    def memory_of(self, source: CopySource) -> Bytes:
         """Returns the memory of one piece."""
-        return self.into[source.start - self.stream_offset : source.stop - self.stream_offset]
+        return self.memory[source.start - self.stream_offset : source.stop - self.stream_offset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +465,7 @@ class SmallTensors:
 
     def __init__(self, sources: Iterable[CopySource]) -> None:
         """Prepares the copies of `sources`, all of which must be `gatherable`."""
-        self.places: dict[int, tuple[_Run, int, int]] = {}
+        self.locations: dict[int, tuple[_Run, int, int]] = {}
         """Run, index in it, and end in the stream of each piece, by its start in the stream."""
         self._runs: list[_Run] = []
         self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -472,14 +474,14 @@ class SmallTensors:
             if not (self._runs and self._runs[-1].can_append(source, view)):
                 self._runs.append(_Run(source))
             run = self._runs[-1]
-            self.places[source.start] = run, len(run.tensors), source.stop
+            self.locations[source.start] = run, len(run.tensors), source.stop
             run.append(source, view)
         for run in self._runs:
             run.store_facts()
 
-    def copies(self, room: CopyTarget) -> list[GatherCopy]:
+    def prepare_copies(self, room: CopyTarget) -> list[GatherCopy]:
         """Returns the copies into one slot."""
-        slot_key = (room.address, room.into.nbytes)
+        slot_key = (room.address, room.memory.nbytes)
         if slot_key not in self._targets:
             if len(self._targets) >= _MAX_CACHED_SLOTS:  # some are slots of memory that is no longer used
                 self._targets.clear()
@@ -488,8 +490,8 @@ class SmallTensors:
 
     def replace(self, source: CopySource) -> bool:
         """Replaces the tensor of a piece; False if it cannot be gathered there. Call `refresh_views` afterwards."""
-        run, number, stop = self.places[source.start]
-        if stop != source.stop or not gatherable(source):
+        run, number, stop = self.locations[source.start]
+        if stop != source.stop or not is_gatherable(source):
             return False
         run.tensors[number] = _own_tensor(source)
         return True
@@ -504,7 +506,7 @@ class GatheredSources:
 
     def __init__(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         self._source_ids = set(map(id, (*eager, *lazy)))
-        self.small = SmallTensors(source for source in (*eager, *lazy) if gatherable(source))
+        self.small = SmallTensors(source for source in (*eager, *lazy) if is_gatherable(source))
         self._divide(eager, lazy)
 
     def prepare_for(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> bool:
@@ -519,21 +521,21 @@ class GatheredSources:
         return self.small.refresh_views()
 
     def _can_take(self, source: CopySource) -> bool:
-        return self.small.replace(source) if source.start in self.small.places else not gatherable(source)
+        return self.small.replace(source) if source.start in self.small.locations else not is_gatherable(source)
 
     def _divide(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         self._eager, self._lazy = eager, lazy
-        places = self.small.places
+        places = self.small.locations
         self.eager = [source for source in eager if source.start not in places]
         self.lazy = [source for source in lazy if source.start not in places]
 
 
-def gatherable(source: CopySource) -> bool:
+def is_gatherable(source: CopySource) -> bool:
     """Whether a piece is all of a small contiguous host tensor."""
-    tensor = source.own
+    tensor = source.plain_tensor
     if tensor is None or not 0 < source.size_bytes <= SMALL_BYTES or not _is_plain(tensor):
         return False
-    return tensor.nbytes == source.size_bytes and is_straight(tuple(tensor.shape), source.tile)
+    return tensor.nbytes == source.size_bytes and has_stream_order(tuple(tensor.shape), source.tile)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -545,16 +547,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _own_tensor(source: CopySource) -> torch.Tensor:
-    assert source.own is not None, "the caller checked `gatherable`"
-    return source.own
+    assert source.plain_tensor is not None, "the caller checked `gatherable`"
+    return source.plain_tensor
 
 
 def _flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    return elements(tensor).reshape(-1)
+    return as_integer_elements(tensor).reshape(-1)
 
 
 def _target_of(run: _Run, room: CopyTarget) -> torch.Tensor:
-    part = room.into[run.start - room.stream_offset : run.stop - room.stream_offset]
+    part = room.memory[run.start - room.stream_offset : run.stop - room.stream_offset]
     return torch.from_numpy(part).view(run.views[0].dtype)
 
 

@@ -32,13 +32,13 @@ from surefoot.staging.host_copies import (
     SMALL_BYTES,
     Bytes,
     Copy,
+    CopyBuffers,
     CopyOutcome,
     CopySource,
     CopyTarget,
     GatherCopy,
     GatheredSources,
-    Scratch,
-    copies_of,
+    prepare_copies,
 )
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 MIN_BYTES = 8 * 1024 * 1024
 """Saves smaller than this are copied lazily, as their times are too short to compare."""
 
-TRY_EVERY = 16
+RETRY_INTERVAL_SAVES = 16
 """Interval, in saves, at which the other way is tried, since other processes may have freed or occupied a core."""
 
 
@@ -64,14 +64,14 @@ class CopyCosts:
         self._eager_cost: float | None = None
         self._saves = 0
 
-    def choose(self, size_bytes: int) -> bool:
+    def should_copy_lazily(self, size_bytes: int) -> bool:
         """Whether the next save, of `size_bytes`, should copy lazily."""
         self._saves += 1
         if size_bytes < MIN_BYTES or self._lazy_cost is None:
             return True
         if self._eager_cost is None:
             return False
-        return (self._lazy_cost <= self._eager_cost) != (self._saves % TRY_EVERY == 0)
+        return (self._lazy_cost <= self._eager_cost) != (self._saves % RETRY_INTERVAL_SAVES == 0)
 
     def record_cost(self, background: bool, size_bytes: int, call_seconds: float, join_seconds: float) -> None:
         """Records a save's cost: the seconds inside the call and those spent in `join`.
@@ -120,12 +120,12 @@ class CopyThreads:
             self._threads.append(thread)
 
     @staticmethod
-    def size() -> int:
+    def helper_count() -> int:
         """Returns the number of helpers for which there are cores, in addition to the calling thread."""
         return min(MAX_HELPERS, len(os.sched_getaffinity(0)) - 1)
 
     @contextmanager
-    def helping(self, task: Callable[[], None]) -> Iterator[None]:
+    def run_in_helpers(self, task: Callable[[], None]) -> Iterator[None]:
         """Lets each helper run `task` once during the block; the caller must wait for the results of the task."""
         with self._wake:
             self._task = task
@@ -211,14 +211,14 @@ class SharedWork(Generic[T]):
             return self._changed.wait_for(lambda: not self._running, wait_seconds)
 
 
-class Digests:
+class SourceDigests:
     """Digests the sources of copies while the training waits.
 
     A helper may be preempted at any moment on a busy machine, and the training does not wait for it: its copy is digested
     again, and its later result, of bytes that may have changed, is ignored.
     """
 
-    def __init__(self, copies: Sequence[Copy], scratch: Scratch) -> None:
+    def __init__(self, copies: Sequence[Copy], scratch: CopyBuffers) -> None:
         self._copies, self._scratch = copies, scratch
         self._digests_by_index: dict[int, int] = {}
         self._pending_indexes = deque(range(len(copies)))
@@ -247,11 +247,11 @@ class Digests:
 # ---- stager ----------------------------------------------------------------------------------------------------------
 
 BACKGROUND_NICE = 19
-STUCK_NICE = 5
+FALLBACK_NICE = 5
 """Niceness of the copying thread if it could not be lowered again when the training waits for the thread: with a higher
 one, the training would wait for a thread that a busy machine does not run."""
 
-WAIT_SECONDS = 60.0
+COPY_TIMEOUT_SECONDS = 60.0
 """How long the training waits for copies that other threads or a device have started, each at most a band. A save that
 takes longer is abandoned, and no other is started until its last copy has ended."""
 
@@ -295,7 +295,7 @@ class _Staging:
 
     def is_copying(self) -> bool:
         """Whether a thread or a device may still write to the slot."""
-        return self.work.has_work or not all(queued.ended() for queued in self.queued)
+        return self.work.has_work or not all(queued.has_ended() for queued in self.queued)
 
 
 class Stager:
@@ -305,8 +305,8 @@ class Stager:
         self._wake = threading.Condition()
         self._current: _Staging | None = None
         self._closed = False
-        self._scratch = Scratch()
-        self._threads = CopyThreads(CopyThreads.size())
+        self._scratch = CopyBuffers()
+        self._threads = CopyThreads(CopyThreads.helper_count())
         self._devices: dict[torch.device, DeviceCopies] = {}
         self._costs = CopyCosts()
         self._last: tuple[bool, int, float] | None = None
@@ -326,23 +326,23 @@ class Stager:
     def prepare(self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         """Prepares the copies into `slot` before the first save needs them."""
         if len(self._prepared_copies) > _MAX_PREPARED_COPIES:
-            self.forget()
+            self.release_prepared()
         room = CopyTarget.of(slot)
         sources = self._divide_sources(eager, lazy)
-        sources.small.copies(room)
+        sources.small.prepare_copies(room)
         for source in (*sources.eager, *sources.lazy):
-            tensor = source.server()
+            tensor = source.versioned_tensor()
             if tensor.is_cuda:
                 self._device(tensor.device).random_keys()
             else:
                 self._copies_of(source, tensor, room)
 
-    def forget(self) -> None:
+    def release_prepared(self) -> None:
         """Releases prepared copies and their tensors, because other tensors will be saved from now on."""
         self._prepared_copies.clear()
         self._prepared = None
 
-    def start(
+    def start_save(
         self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource], done: Callable[[CopyOutcome], None]
     ) -> None:
         """Copies `eager` now and `lazy` in the background.
@@ -369,15 +369,15 @@ class Stager:
         divided = _DividedSources()
         for sources, steady in ((prepared.eager, False), (prepared.lazy, True)):
             for source in sources:
-                divided.add(source, source.server(), steady)
+                divided.add(source, source.versioned_tensor(), steady)
         size = sum(source.size_bytes for source, _ in divided.background)
-        if not (is_lazy := self._costs.choose(size) and self._thread.is_alive()):
+        if not (is_lazy := self._costs.should_copy_lazily(size) and self._thread.is_alive()):
             divided.now += divided.background
             divided.background.clear()
         # Copy the first group and digest the second, then queue the device copies.
         background = [(s.name, copy) for s, tensor in divided.background for copy in self._copies_of(s, tensor, room)]
         now = [copy for s, tensor in divided.now for copy in self._copies_of(s, tensor, room)]
-        digests = self._copy_and_digest([*prepared.small.copies(room), *now], [copy for _, copy in background])
+        digests = self._copy_and_digest([*prepared.small.prepare_copies(room), *now], [copy for _, copy in background])
         queued = self._queue_device_copies(divided, room)
         changed: dict[str, None] = {}
 
@@ -394,19 +394,19 @@ class Stager:
             self._current = _Staging(done, work, queued, changed)
             self._wake.notify_all()
         if not self._thread.is_alive():
-            self.wait()
+            self.wait_for_save()
 
-    def join(self) -> None:
+    def join_copies(self) -> None:
         """Waits until the last save is copied, so that its tensors may change."""
         staging = self._current
         if staging is None or staging.abandoned or staging.finished.is_set():
             return
         for queued in staging.queued:
-            queued.let_training_wait()
+            queued.make_training_wait()
         self._raise_priority()
         start = time.perf_counter()
-        with self._threads.helping(staging.work.work_until_empty):
-            is_finished = staging.work.finish(WAIT_SECONDS)
+        with self._threads.run_in_helpers(staging.work.work_until_empty):
+            is_finished = staging.work.finish(COPY_TIMEOUT_SECONDS)
         staging.join_seconds += time.perf_counter() - start
         if not is_finished:
             self._abandon_staging(staging)
@@ -414,13 +414,13 @@ class Stager:
             self._report_outcome(staging)
             self._wait_finished(staging)
 
-    def wait(self) -> None:
+    def wait_for_save(self) -> None:
         """Waits until the last save has ended and its `done` was called, or it was abandoned for taking too long."""
-        self.join()
+        self.join_copies()
         staging = self._current
         if staging is None or staging.abandoned:
             return
-        if not self._thread.is_alive() and _poll_until(lambda: not staging.is_copying(), WAIT_SECONDS):
+        if not self._thread.is_alive() and _poll_until(lambda: not staging.is_copying(), COPY_TIMEOUT_SECONDS):
             self._end_staging(staging)
         self._wait_finished(staging)
 
@@ -430,28 +430,28 @@ class Stager:
         Raises:
             TimeoutError: A copy does not end. Until it does, no slot may be written or released.
         """
-        self.wait()
+        self.wait_for_save()
         self._unfinished_work = [work for work in self._unfinished_work if work.has_work]
         staging = self._current
         if self._unfinished_work or (staging is not None and staging.abandoned and staging.is_copying()):
             raise TimeoutError(
-                f"an earlier save is still being copied after {WAIT_SECONDS:g} s, so no other save can be staged"
+                f"an earlier save is still being copied after {COPY_TIMEOUT_SECONDS:g} s, so no other save can be staged"
             )
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether the last save has not ended."""
         return self._current is not None and not self._current.finished.is_set()
 
     def close(self) -> None:
         """Ends and joins the threads, after the current save."""
-        self.wait()
+        self.wait_for_save()
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         if self._thread.ident is not None:  # else it was never started
-            self._thread.join(WAIT_SECONDS)
-        self._threads.close(WAIT_SECONDS)
+            self._thread.join(COPY_TIMEOUT_SECONDS)
+        self._threads.close(COPY_TIMEOUT_SECONDS)
 
     # ---- inside the call -------------------------------------------------------------------------------------------
 
@@ -459,7 +459,7 @@ class Stager:
         """Queues the copies of device tensors, device by device."""
         queued_copies = []
         for device, (now, background) in divided.on_device.items():
-            queued_copies.append(self._device(device).queue(now, background, room))
+            queued_copies.append(self._device(device).queue_copies(now, background, room))
         return queued_copies
 
     def _device(self, device: torch.device) -> DeviceCopies:
@@ -471,20 +471,20 @@ class Stager:
         """Executes the copies of `now`, and returns the digests of the other copies' sources; helpers take part."""
         small = [copy for copy in now if copy.size_bytes <= SMALL_BYTES]
         copying = SharedWork(_run_copy, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
-        digests = Digests(background, self._scratch)
+        digests = SourceDigests(background, self._scratch)
 
         def share() -> None:
             digests.work_until_empty()
             copying.work_until_empty()
 
-        with self._threads.helping(share):
+        with self._threads.run_in_helpers(share):
             for copy in small:
                 copy.run()
-            is_finished = copying.finish(WAIT_SECONDS)
+            is_finished = copying.finish(COPY_TIMEOUT_SECONDS)
             source_digests = digests.finish()
         if not is_finished:
             self._unfinished_work.append(copying)
-            raise TimeoutError(f"a helper thread did not finish its copy within {WAIT_SECONDS:g} s")
+            raise TimeoutError(f"a helper thread did not finish its copy within {COPY_TIMEOUT_SECONDS:g} s")
         if copying.error is not None:
             raise copying.error
         return source_digests
@@ -498,12 +498,14 @@ class Stager:
     def _copies_of(self, source: CopySource, tensor: torch.Tensor, room: CopyTarget) -> list[Copy]:
         """Returns a piece's copies; cached while the tensor's memory is the same, as preparing costs more than copying."""
         if tensor.is_conj() or tensor.is_neg():
-            return copies_of(source.read(), source.tile, room.part(source))  # its values differ from its memory
+            return prepare_copies(
+                source.read(), source.tile, room.memory_of(source)
+            )  # its values differ from its memory
         target_key = (room.address + source.start - room.stream_offset, source.size_bytes)
-        source_key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.within)
+        source_key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.owner_slices)
         entry = self._prepared_copies.get(target_key)
         if entry is None or entry[0] != source_key:
-            copies = copies_of(source.read(), source.tile, room.part(source))
+            copies = prepare_copies(source.read(), source.tile, room.memory_of(source))
             entry = self._prepared_copies[target_key] = (source_key, copies)
         return entry[1]
 
@@ -531,7 +533,7 @@ class Stager:
         """Waits for a save's device copies, after its host copies, and reports its outcome."""
         try:
             for queued in staging.queued:
-                staging.changed.update(dict.fromkeys(queued.changed()))
+                staging.changed.update(dict.fromkeys(queued.changed_names()))
         except Exception as error:  # noqa: BLE001  # an error of any kernel: the training must not wait for ever
             staging.error = error
         self._report_outcome(staging)
@@ -544,7 +546,7 @@ class Stager:
         thread_id = threading.get_native_id()
         normal = os.getpriority(os.PRIO_PROCESS, thread_id)
         if not _set_nice(thread_id, min(normal + 1, BACKGROUND_NICE)) or not _set_nice(thread_id, normal):
-            return max(normal, STUCK_NICE)
+            return max(normal, FALLBACK_NICE)
         self._normal_nice = normal
         return BACKGROUND_NICE
 
@@ -555,13 +557,15 @@ class Stager:
             _set_nice(thread, self._normal_nice)
 
     def _wait_finished(self, staging: _Staging) -> None:
-        if not staging.finished.wait(WAIT_SECONDS):
+        if not staging.finished.wait(COPY_TIMEOUT_SECONDS):
             self._abandon_staging(staging)
 
     def _abandon_staging(self, staging: _Staging) -> None:
         """Reports a save as failed that did not end in time."""
         staging.abandoned = True
-        staging.error = staging.error or TimeoutError(f"the copy to staging memory did not end in {WAIT_SECONDS:g} s")
+        staging.error = staging.error or TimeoutError(
+            f"the copy to staging memory did not end in {COPY_TIMEOUT_SECONDS:g} s"
+        )
         metrics.fallbacks.labels("staging_abandoned").inc()
         self._report_outcome(staging)
 

@@ -212,8 +212,8 @@ class InlinedTensors:
     def load_state_dict(self, state: Any) -> None:
         self.subject.load_state_dict(_restored(state))
 
-    def load_state_dicts(self, states: Sequence[Any], rank: int, world: int) -> None:
-        self.subject.load_state_dicts([_restored(state) for state in states], rank, world)
+    def load_state_dicts(self, states: Sequence[Any], rank: int, world_size: int) -> None:
+        self.subject.load_state_dicts([_restored(state) for state in states], rank, world_size)
 
 
 def value_digest(encoded: bytes) -> str:

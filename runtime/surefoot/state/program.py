@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
-from surefoot.protocol.checkpoints.save_state import OWN
+from surefoot.protocol.checkpoints.save_state import OWN_STATE
 from surefoot.protocol.progress import NO_ANOMALIES
 from surefoot.state import objects
 from surefoot.state.entries import AllowedDifferences, Entry, SavedTensor, dtype_from_name, local_name, outlines
@@ -162,7 +162,7 @@ class Program:
             "tied": self._tied(),
             **{
                 name: dict(told)
-                for name, told in (("recent", self.recent), ("anomalies", self.anomalies.saved))
+                for name, told in (("recent", self.recent), ("anomalies", self.anomalies.stored_values))
                 if told
             },
         }
@@ -328,7 +328,7 @@ class Program:
             if name in self._reset_on_resize or inlined.whose == "divided":
                 continue
             if inlined.whose == "own":
-                told[name] = OWN
+                told[name] = OWN_STATE
             elif not self._is_named_local(name):
                 told[name] = value_digest(encoded({f"parts.{name}": parts[name]}))
         return told

@@ -85,15 +85,15 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def sizes(self, folder: str) -> dict[str, int]:
+    def list_sizes(self, folder: str) -> dict[str, int]:
         """Returns names and sizes of the objects directly in a folder; empty if there is no such folder."""
         ...
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         """Returns the names of the folders directly in `folder`."""
         ...
 
-    def expect(self, folder: str) -> None:
+    def check_folder_exists(self, folder: str) -> None:
         """Raises TierUnavailable if a folder that has existed is missing, because its disk or mount disappeared.
 
         Does nothing for a bucket, which has no folders: missing objects there were deleted.
@@ -130,11 +130,11 @@ def read_exactly(store: ObjectStore, path: str, offset: int, length: int) -> byt
 A = TypeVar("A")
 B = TypeVar("B")
 
-READERS = 16
+MAX_CONCURRENT_READS = 16
 """Concurrent reads: a thousand of 50 ms take three seconds, and any server accepts that many connections."""
-LOOKS = 3
+MAX_READ_ATTEMPTS = 3
 """Attempts to read a record before it counts as damaged or missing: a proxy or a cache may damage one answer."""
-LOOK_WAITS = Backoff(0.1, 0.3)
+READ_BACKOFF = Backoff(0.1, 0.3)
 
 
 def read_in_threads(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
@@ -142,18 +142,18 @@ def read_in_threads(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
     all_items = list(items)
     if len(all_items) < 2:
         return [read(item) for item in all_items]
-    with ThreadPoolExecutor(min(READERS, len(all_items)), thread_name_prefix="surefoot-reading") as pool:
+    with ThreadPoolExecutor(min(MAX_CONCURRENT_READS, len(all_items)), thread_name_prefix="surefoot-reading") as pool:
         return list(pool.map(read, all_items))
 
 
-def second_look(read: Callable[[], B]) -> B:
+def read_with_retries(read: Callable[[], B]) -> B:
     """Retries a read that finds a record damaged or missing; raises the error of the last attempt."""
-    for attempt in range(1, LOOKS):
+    for attempt in range(1, MAX_READ_ATTEMPTS):
         try:
             return read()
         except (Corrupt, ChunkMissing):
             metrics.fallbacks.labels("bad_read_repeated").inc()
-            time.sleep(LOOK_WAITS.seconds(attempt, random.random()))
+            time.sleep(READ_BACKOFF.wait_seconds(attempt, random.random()))
     return read()
 
 
@@ -180,9 +180,9 @@ class DirectoryStore:
     being written.
     """
 
-    def __init__(self, root: Path, begin: bool = False) -> None:
+    def __init__(self, root: Path, create_root: bool = False) -> None:
         self._root = root
-        if begin:
+        if create_root:
             with self._translate_errors("opening", "it"):
                 root.mkdir(mode=_OWNER_MODE, parents=True, exist_ok=True)
 
@@ -255,16 +255,16 @@ class DirectoryStore:
             file.seek(offset)
             return file.read(-1 if length is None else length)
 
-    def sizes(self, folder: str) -> dict[str, int]:
+    def list_sizes(self, folder: str) -> dict[str, int]:
         with self._translate_errors("listing", folder):
             sizes = {entry.name: _size_of(entry) for entry in self._list_entries(folder)}
         return {name: size for name, size in sizes.items() if size is not None}
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         with self._translate_errors("listing", folder):
             return [entry.name for entry in self._list_entries(folder) if entry.is_dir()]
 
-    def expect(self, folder: str) -> None:
+    def check_folder_exists(self, folder: str) -> None:
         path = self._root / folder
         with self._translate_errors("opening", folder):
             exists = path.is_dir()

@@ -31,7 +31,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import persistent_records
-from surefoot.tiers.object_store import DirectoryStore, ObjectStore, read_exactly, read_in_threads, second_look
+from surefoot.tiers.object_store import DirectoryStore, ObjectStore, read_exactly, read_in_threads, read_with_retries
 from surefoot.tiers.persistent_records import (
     PART_CHUNKS,
     ChunkMap,
@@ -58,9 +58,9 @@ class ObjectStoreTier:
     """The persistent tier of one job."""
 
     name = "persistent"
-    at_once = 4
+    max_concurrent_parts = 4
     """Parts sent concurrently, so at most 64 MiB in memory; a single stream reaches only a fraction of a bucket's rate."""
-    together = PART_CHUNKS
+    chunks_per_part = PART_CHUNKS
 
     def __init__(self, store: ObjectStore, job: str, read_only: bool = False) -> None:
         self._store = store
@@ -85,7 +85,7 @@ class ObjectStoreTier:
         if committed is not None:
             self._repair_chunk(committed, index, data)
             return
-        part = self._part_buffer.add(save, index, data)
+        part = self._part_buffer.add_chunk(save, index, data)
         if part is not None:
             self._write(save, self._names.part(save, index // PART_CHUNKS), *part)
 
@@ -101,13 +101,13 @@ class ObjectStoreTier:
             raise _save_exists_error(committed, "another digest table")
         self._write(save, self._names.object_name(save, "digests"), data)
 
-    def has(self, manifest: RankManifest) -> bool:
+    def has_committed(self, manifest: RankManifest) -> bool:
         save, committed = manifest.save, self._committed_manifest(manifest.save)
         if committed is None:
             return False
-        if not committed.same_bytes_as(manifest):
+        if not committed.has_same_bytes_as(manifest):
             raise _save_exists_error(committed, _describe_bytes(manifest))
-        sizes = self._store.sizes(self._names.folder(save))
+        sizes = self._store.list_sizes(self._names.folder(save))
         stream_bytes = sum(size for name, size in sizes.items() if part_of(name) is not None)
         present = (stream_bytes, sizes.get("digests"), sizes.get("values"))
         if present != (manifest.stream_bytes, manifest.digests_bytes, manifest.values_bytes):
@@ -115,13 +115,13 @@ class ObjectStoreTier:
         self._publish_checkpoint(manifest)  # the writer that committed the save may have died before it did this
         return True
 
-    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
+    def commit(self, manifest: RankManifest, writer_generation: int, chunk_lengths: tuple[int, ...]) -> None:
         """Writes the manifest. `writer_epoch` is ignored, because readers ignore saves of an overtaken generation."""
         save = manifest.save
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks, but {len(chunk_lengths)} lengths were passed")
         committed = self._committed_manifest(save)
-        if committed is not None and not committed.same_bytes_as(manifest):
+        if committed is not None and not committed.has_same_bytes_as(manifest):
             raise _save_exists_error(committed, _describe_bytes(manifest))
         # Every part must exist in its full length before the manifest makes the save visible.
         self._write_last_part(save, chunk_lengths)
@@ -131,11 +131,11 @@ class ObjectStoreTier:
             self._write(save, self._names.object_name(save, "layout"), layout)
             expected_sizes["layout"] = len(layout)
         expected_sizes |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
-        sizes = self._store.sizes(self._names.folder(save))
+        sizes = self._store.list_sizes(self._names.folder(save))
         for part, length in expected_sizes.items():
             if sizes.get(part) != length:
                 raise incomplete_error(save, part, sizes.get(part), length)
-        layout_bytes = self._store.sizes(self._names.layouts).get(f"{manifest.layout}.json")
+        layout_bytes = self._store.list_sizes(self._names.layouts).get(f"{manifest.layout}.json")
         if layout_bytes is None or (name == manifest.layout and layout_bytes != len(layout)):
             raise ChunkMissing(
                 f"{save} cannot be committed: its layout record {manifest.layout} is missing or incomplete"
@@ -154,7 +154,7 @@ class ObjectStoreTier:
 
     def _manifests_of(self, checkpoints: Sequence[Checkpoint]) -> tuple[RankManifest, ...]:
         manifests, self._damaged = self._read_manifests(checkpoints)
-        self._layouts.of = {manifest.save: manifest.layout for manifest in manifests}
+        self._layouts.digest_by_save = {manifest.save: manifest.layout for manifest in manifests}
         return manifests
 
     def damaged(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class ObjectStoreTier:
         return self._layouts.read(digest)
 
     def read_layout_of(self, manifest: RankManifest) -> str:
-        self._layouts.of[manifest.save] = manifest.layout
+        self._layouts.digest_by_save[manifest.save] = manifest.layout
         return self.read_layout(manifest.layout)
 
     def read_values(self, save: RankSave) -> bytes:
@@ -175,7 +175,7 @@ class ObjectStoreTier:
         return read_exactly(self._store, self._names.object_name(save, "digests"), offset, length)
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
-        location = self._chunk_map(save).chunk(index)
+        location = self._chunk_map(save).locate_chunk(index)
         if location is None:
             raise ChunkMissing(f"{save} has no chunk {index} in the persistent tier")
         part, start, size = location
@@ -183,9 +183,9 @@ class ObjectStoreTier:
             raise ChunkMissing(f"chunk {index} of {save} has {size} bytes, not {length} from {offset}")
         return read_exactly(self._store, self._names.part(save, part), start + offset, length)
 
-    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+    def delete_save(self, save: RankSave, writer_generation: int, chunks: int) -> None:
         """Deletes a save: its manifest first, durably, then its data."""
-        self._layouts.of.pop(save, None)
+        self._layouts.digest_by_save.pop(save, None)
         self._store.remove(self._names.manifest_list(save.checkpoint))
         self._store.remove(self._names.manifest(save))
         self._store.make_durable(self._names.checkpoint(save.checkpoint))
@@ -201,15 +201,15 @@ class ObjectStoreTier:
         """The job's folder or bucket prefix, for messages."""
         return f"{self._store.location}/{self._job}"
 
-    def expect(self) -> None:
+    def check_folder_exists(self) -> None:
         """Raises TierUnavailable if the job's folder is missing, which means a lost disk or mount, not an empty tier."""
-        self._store.expect(self._job)
+        self._store.check_folder_exists(self._job)
 
     def list_all_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Lists every checkpoint with any object here, complete or not."""
-        return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
+        return tuple(sorted(c for name in self._store.list_folders(self._job) if (c := checkpoint_of(name))))
 
-    def newest(self) -> tuple[RankManifest, ...]:
+    def read_newest_manifests(self) -> tuple[RankManifest, ...]:
         """Reads the manifests of the newest checkpoint that has every rank's; empty if there is none.
 
         Uses the record that the writer of the last rank left. If that is missing or outdated, the tier is listed. The
@@ -230,9 +230,9 @@ class ObjectStoreTier:
             if len(manifests) == world_size:
                 return manifests
         metrics.fallbacks.labels("persistent_listed").inc()
-        return persistent_records.newest_manifests(self.manifests())
+        return persistent_records.select_newest_manifests(self.manifests())
 
-    def named_newest(self) -> Checkpoint | None:
+    def read_newest_record(self) -> Checkpoint | None:
         """Reads from its record which checkpoint is the newest with every rank's manifest; None: there is no record.
 
         Raises:
@@ -250,7 +250,7 @@ class ObjectStoreTier:
                 raise Corrupt(f"persistent: {self._names.newest()} is damaged")
             return record[0]
 
-        return second_look(read)
+        return read_with_retries(read)
 
     def drop_unfinished(self, save: RankSave) -> None:
         """Deletes the remains of an abandoned save; does nothing if the save has a manifest."""
@@ -260,8 +260,8 @@ class ObjectStoreTier:
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes all rank saves of a checkpoint, all manifests first, so that no incomplete save appears complete."""
         self._store.remove(self._names.manifest_list(checkpoint))
-        for save in self.committed(checkpoint):
-            self._layouts.of.pop(save, None)
+        for save in self.list_committed(checkpoint):
+            self._layouts.digest_by_save.pop(save, None)
             self._store.remove(self._names.manifest(save))
         self._store.make_durable(self._names.checkpoint(checkpoint))
         self._store.remove_folder(self._names.checkpoint(checkpoint))
@@ -276,7 +276,9 @@ class ObjectStoreTier:
             max((checkpoint.generation for checkpoint in self.list_all_checkpoints()), default=0)
         )
 
-    def newest_epoch(self, claim_epoch: int = 0, ticket: str = "", is_writable: bool = True) -> int:
+    def claim_and_find_newest_generation(
+        self, claimed_generation: int = 0, ticket: str = "", is_writable: bool = True
+    ) -> int:
         """Claims a generation for the bearer of a ticket, and returns the newest generation of any other program.
 
         Args:
@@ -288,29 +290,29 @@ class ObjectStoreTier:
             The newest generation of another claim or of a save; 0: there is none. If it is not older than `claim_epoch`,
             that generation belongs to another program.
         """
-        claim = self.generations.claim_as if is_writable else self.generations.may_bear
-        is_own = claim_epoch > 0 and claim(claim_epoch, ticket)
-        claimed = self.generations.claimed() - ({claim_epoch} if is_own else set())
+        claim = self.generations.claim_with_ticket if is_writable else self.generations.is_claim_free
+        is_own = claimed_generation > 0 and claim(claimed_generation, ticket)
+        claimed = self.generations.list_claimed() - ({claimed_generation} if is_own else set())
         return max((*claimed, *(checkpoint.generation for checkpoint in self.list_all_checkpoints())), default=0)
 
-    def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
+    def list_committed(self, checkpoint: Checkpoint) -> list[RankSave]:
         """Returns the rank saves of a checkpoint that have a manifest, readable or not."""
         return sorted(self._manifest_sizes(checkpoint)[0])
 
-    def split_known(
-        self, checkpoint: Checkpoint, remembered: Mapping[RankSave, RankManifest] | None = None
+    def split_cached_manifests(
+        self, checkpoint: Checkpoint, cached_manifests: Mapping[RankSave, RankManifest] | None = None
     ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
         """Returns a checkpoint's manifests as far as they are known, and the saves whose manifest must be read.
 
         `remembered` are manifests that were read before; if some are missing there, the checkpoint's list is read.
         """
         sizes, has_list = self._manifest_sizes(checkpoint)
-        valid, unread = persistent_records.split_known(remembered or {}, sizes)
+        valid, unread = persistent_records.split_cached_manifests(cached_manifests or {}, sizes)
         if unread and has_list:
-            valid, unread = persistent_records.split_known(
-                {**(remembered or {}), **self._read_manifest_list(checkpoint)}, sizes
+            valid, unread = persistent_records.split_cached_manifests(
+                {**(cached_manifests or {}), **self._read_manifest_list(checkpoint)}, sizes
             )
-        self._layouts.of |= {manifest.save: manifest.layout for manifest in valid}
+        self._layouts.digest_by_save |= {manifest.save: manifest.layout for manifest in valid}
         return valid, unread
 
     def read_manifest(self, save: RankSave) -> RankManifest:
@@ -321,7 +323,7 @@ class ObjectStoreTier:
             Corrupt: It is damaged; the message names the file and the cause.
             TierUnavailable: The tier does not answer.
         """
-        return second_look(lambda: self._read_manifest_once(save))
+        return read_with_retries(lambda: self._read_manifest_once(save))
 
     def _read_manifest_once(self, save: RankSave) -> RankManifest:
         path = self._names.manifest(save)
@@ -331,12 +333,12 @@ class ObjectStoreTier:
             raise Corrupt(f"persistent: {path} of {save}: {error}") from error
         if manifest.save != save:
             raise Corrupt(f"persistent: {path} of {save} describes {manifest.save}; another copy is needed")
-        self._layouts.of[save] = manifest.layout
+        self._layouts.digest_by_save[save] = manifest.layout
         return manifest
 
     def list_parts(self, save: RankSave) -> dict[int, int]:
         """Returns the size of each part that exists; parts are written atomically, so each is complete."""
-        sizes = self._store.sizes(self._names.folder(save))
+        sizes = self._store.list_sizes(self._names.folder(save))
         return {part: size for name, size in sizes.items() if (part := part_of(name)) is not None}
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
@@ -365,14 +367,14 @@ class ObjectStoreTier:
 
     def _write_last_part(self, save: RankSave, chunk_lengths: tuple[int, ...]) -> None:
         """Writes the last part of a save from the buffered chunks; raises ChunkMissing if one is missing."""
-        buffered_sizes = self._part_buffer.waiting(save)
+        buffered_sizes = self._part_buffer.buffered_sizes(save)
         if not buffered_sizes:
             return
         part = min(buffered_sizes) // PART_CHUNKS
         for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
             if buffered_sizes.get(index) != chunk_lengths[index]:
                 raise incomplete_error(save, f"chunk {index}", buffered_sizes.get(index), chunk_lengths[index])
-        self._write(save, self._names.part(save, part), *self._part_buffer.take(save))
+        self._write(save, self._names.part(save, part), *self._part_buffer.take_chunks(save))
 
     def _committed_manifest(self, save: RankSave) -> RankManifest | None:
         """Returns the manifest committed under a save's name; None: there is none, or no copy of it can be read."""
@@ -433,7 +435,7 @@ class ObjectStoreTier:
         """Rewrites a chunk of a committed save within its part; a missing part is first filled with zeros."""
         save = committed.save
         chunk_map = self._chunk_map(save)
-        location = chunk_map.chunk(index)
+        location = chunk_map.locate_chunk(index)
         if location is None or location[2] != len(data):
             raise TierError(f"{save} is already in the persistent tier with other bytes, and is not changed")
         part, start, size = location
@@ -450,7 +452,7 @@ class ObjectStoreTier:
 
     def _chunk_map(self, save: RankSave) -> ChunkMap:
         """Returns where a save's chunks are in its parts, according to its layout."""
-        digest = self._layouts.of.get(save)
+        digest = self._layouts.digest_by_save.get(save)
         if digest is None:
             digest = self.read_manifest(save).layout
         if digest not in self._chunk_maps:
@@ -470,7 +472,7 @@ class ObjectStoreTier:
         """
         self._store.change(
             self._names.newest(),
-            lambda old_record: persistent_records.grown_newest_record(old_record, checkpoint, world_size),
+            lambda old_record: persistent_records.update_newest_record(old_record, checkpoint, world_size),
         )
         if world_size < persistent_records.MIN_MANIFEST_LIST_RANKS:
             return
@@ -500,7 +502,7 @@ class ObjectStoreTier:
 
     def _manifest_sizes(self, checkpoint: Checkpoint) -> tuple[dict[RankSave, int], bool]:
         """Returns the size of each rank's manifest, and whether the list of manifests exists."""
-        names = self._store.sizes(self._names.checkpoint(checkpoint))
+        names = self._store.list_sizes(self._names.checkpoint(checkpoint))
         ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
         sizes = {RankSave(checkpoint.generation, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
         return sizes, persistent_records.MANIFEST_LIST_NAME in names
@@ -513,7 +515,7 @@ class ObjectStoreTier:
         if is_new:
             return
         committed = self._committed_manifest(save)
-        if committed is not None and not committed.same_bytes_as(manifest):
+        if committed is not None and not committed.has_same_bytes_as(manifest):
             raise _save_exists_error(committed, _describe_bytes(manifest))
         try:
             self.read_manifest(save)
@@ -524,12 +526,12 @@ class ObjectStoreTier:
 
     def _publish_checkpoint(self, manifest: RankManifest) -> None:
         """Writes the records of a checkpoint once every rank's manifest exists."""
-        if len(self.committed(manifest.save.checkpoint)) >= manifest.world_size:
+        if len(self.list_committed(manifest.save.checkpoint)) >= manifest.world_size:
             self._record_complete(manifest.save.checkpoint, manifest.world_size)
 
     def _read_manifests(self, checkpoints: Sequence[Checkpoint]) -> tuple[tuple[RankManifest, ...], tuple[str, ...]]:
         """Returns the manifests that can be read, sorted by save, and the errors of the damaged ones."""
-        splits = read_in_threads(self.split_known, checkpoints)
+        splits = read_in_threads(self.split_cached_manifests, checkpoints)
         results = read_in_threads(self._manifest_or_error, [save for _, unread in splits for save in unread])
         manifests = [manifest for valid, _ in splits for manifest in valid]
         manifests += [result for result in results if isinstance(result, RankManifest)]
@@ -563,7 +565,7 @@ def _save_exists_error(committed: RankManifest, other: str) -> SaveExists:
 
 
 def open_persistent(
-    settings: PersistentSettings, job: str, *, read_only: bool = False, begin: bool = False
+    settings: PersistentSettings, job: str, *, read_only: bool = False, create_root: bool = False
 ) -> ObjectStoreTier:
     """Opens a job's persistent tier by its URI, `file:///folder` or `s3://bucket/prefix`; sends no request yet.
 
@@ -574,14 +576,14 @@ def open_persistent(
         begin: Create the folder if it is missing. A process does that once when it starts: a folder that is missing later
             is on a lost disk, and a new, empty folder would hide its checkpoints.
     """
-    return ObjectStoreTier(open_store(settings, begin=begin), job, read_only)
+    return ObjectStoreTier(open_store(settings, create_root=create_root), job, read_only)
 
 
-def open_store(settings: PersistentSettings, *, begin: bool = False) -> ObjectStore:
+def open_store(settings: PersistentSettings, *, create_root: bool = False) -> ObjectStore:
     """Opens the store that contains all jobs' objects; `begin` as in `open_persistent`."""
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return DirectoryStore(Path(unquote(parts.path)), begin)
+        return DirectoryStore(Path(unquote(parts.path)), create_root)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # imported only when needed, as botocore takes half a second
 

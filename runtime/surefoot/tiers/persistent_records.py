@@ -22,7 +22,7 @@ from surefoot.errors import ChunkMissing, Corrupt, OutOfBounds, ProtocolError, T
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.tiers.object_store import ObjectStore, read_in_threads, second_look
+from surefoot.tiers.object_store import ObjectStore, read_in_threads, read_with_retries
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class GenerationRecords:
         Raises:
             TierUnavailable: Other programs were faster in every attempt.
         """
-        newest_taken = max((newest, *self.claimed()))
+        newest_taken = max((newest, *self.list_claimed()))
         for generation in range(newest_taken + 1, newest_taken + 1 + _MAX_CLAIM_ATTEMPTS):
             if self._store.create(f"{self._job}/generations/{generation}", b"claimed\n"):
                 return generation
@@ -52,24 +52,24 @@ class GenerationRecords:
             " first; make sure that only one program runs this job"
         )
 
-    def claim_as(self, generation: int, ticket: str) -> bool:
+    def claim_with_ticket(self, generation: int, ticket: str) -> bool:
         """Claims a generation for the bearer of a ticket; returns whether the claim has this ticket."""
         path, text = f"{self._job}/generations/{generation}", ticket.encode()
         return self._store.create(path, text) or self._store.read(path) == text
 
-    def may_bear(self, generation: int, ticket: str) -> bool:
+    def is_claim_free(self, generation: int, ticket: str) -> bool:
         """Whether no other ticket has claimed the generation; writes nothing."""
         try:
             return self._store.read(f"{self._job}/generations/{generation}") == ticket.encode()
         except ChunkMissing:
             return True
 
-    def claimed(self) -> set[int]:
+    def list_claimed(self) -> set[int]:
         """Returns every generation that has a claim or a record."""
-        names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]
+        names = [name for folder in _FOLDERS for name in self._store.list_sizes(f"{self._job}/{folder}")]
         return {int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()}
 
-    def record(self, generation: int, text: str) -> None:
+    def write_lineage_record(self, generation: int, text: str) -> None:
         """Writes a claimed generation's lineage record to both places.
 
         Only the claimant may write it, and may change it until the generation's first save.
@@ -78,7 +78,7 @@ class GenerationRecords:
             self._store.put(f"{self._job}/{folder}/{generation}.json", text.encode())
             self._store.make_durable(f"{self._job}/{folder}")
 
-    def recorded(self) -> dict[int, tuple[str | TierError, ...]]:
+    def read_lineage_records(self) -> dict[int, tuple[str | TierError, ...]]:
         """Reads all copies of the lineage records by generation; a copy that the store did not return is an error.
 
         Generations that were claimed but never recorded are omitted.
@@ -86,7 +86,7 @@ class GenerationRecords:
         paths = [
             (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
             for folder in _FOLDERS
-            for name in self._store.sizes(f"{self._job}/{folder}")
+            for name in self._store.list_sizes(f"{self._job}/{folder}")
             if name.endswith(".json") and name.removesuffix(".json").isdecimal()
         ]
         copies: dict[int, tuple[str | TierError, ...]] = {}
@@ -103,25 +103,25 @@ class GenerationRecords:
             return False
         return True
 
-    def beat(self, generation: int, text: str) -> None:
+    def write_heartbeat(self, generation: int, text: str) -> None:
         """Writes the heartbeat of a generation's program; the text differs each time."""
         self._store.put(self._heartbeat_path(generation), text.encode())
 
-    def marked(self) -> list[int]:
+    def list_with_heartbeat(self) -> list[int]:
         """Lists the generations whose program has not ended in order, oldest first."""
         names = [
-            n.removesuffix(".alive") for n in self._store.sizes(f"{self._job}/generations") if n.endswith(".alive")
+            n.removesuffix(".alive") for n in self._store.list_sizes(f"{self._job}/generations") if n.endswith(".alive")
         ]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def last_beat(self, generation: int) -> str | None:
+    def read_heartbeat(self, generation: int) -> str | None:
         """Reads the last heartbeat of a generation's program; None: the program ended in order."""
         try:
             return self._store.read(self._heartbeat_path(generation)).decode(errors="replace")
         except ChunkMissing:
             return None
 
-    def end_beats(self, generation: int) -> None:
+    def delete_heartbeat(self, generation: int) -> None:
         """Deletes the heartbeat, because the generation's program will write nothing more."""
         self._store.remove(self._heartbeat_path(generation))
 
@@ -170,8 +170,8 @@ def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, Ra
     """
     first_line, _, lines = text.partition(b"\n")
     try:
-        bounds.check_json(
-            "the head of a list of manifests", first_line, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES
+        bounds.require_json_in_bounds(
+            "the head of a list of manifests", first_line, bounds.MAX_SMALL_RECORD_BYTES, bounds.MAX_SMALL_RECORD_VALUES
         )
         head = json.loads(first_line)
         identity = (head["format"], head["generation"], head["step"], head["digest"])
@@ -185,8 +185,8 @@ def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, Ra
     return {m.save: m for m in manifests if m.save.checkpoint == checkpoint}
 
 
-def split_known(
-    told: Mapping[RankSave, RankManifest], sizes: Mapping[RankSave, int]
+def split_cached_manifests(
+    cached_manifests: Mapping[RankSave, RankManifest], sizes: Mapping[RankSave, int]
 ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
     """Returns the known manifests that are still valid, and the saves whose manifest must be read.
 
@@ -197,7 +197,7 @@ def split_known(
     valid = {
         save: manifest
         for save, size in sizes.items()
-        if (manifest := told.get(save)) is not None and len(manifest.to_json().encode()) == size
+        if (manifest := cached_manifests.get(save)) is not None and len(manifest.to_json().encode()) == size
     }
     return tuple(valid[save] for save in sorted(valid)), tuple(sorted(sizes.keys() - valid.keys()))
 
@@ -212,7 +212,9 @@ def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
     """Decodes the record into checkpoint and world size; None if it is missing, damaged or of another format."""
     record = "newest.json"
     try:
-        bounds.check_json(record, text or b"", bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
+        bounds.require_json_in_bounds(
+            record, text or b"", bounds.MAX_SMALL_RECORD_BYTES, bounds.MAX_SMALL_RECORD_VALUES
+        )
         fields = json.loads(text or b"")
         if fields["format"] != FORMAT:
             return None
@@ -220,9 +222,9 @@ def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
             Checkpoint(generation=int(fields["generation"]), step=int(fields["step"])),
             int(fields["world_size"]),
         )
-        bounds.check(record, "world_size", world_size, bounds.MAX_RANKS, 1)
+        bounds.require_in_range(record, "world_size", world_size, bounds.MAX_RANKS, 1)
         for field, value in (("generation", checkpoint.generation), ("step", checkpoint.step)):
-            bounds.check(record, field, value, bounds.MAX_COUNT)
+            bounds.require_in_range(record, field, value, bounds.MAX_COUNT)
         return checkpoint, world_size
     except OutOfBounds as error:
         log.warning("the record of the newest checkpoint is invalid; listing the tier instead: %s", error)
@@ -231,16 +233,16 @@ def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
         return None
 
 
-def grown_newest_record(before: bytes | None, checkpoint: Checkpoint, world: int) -> bytes | None:
+def update_newest_record(before: bytes | None, checkpoint: Checkpoint, world_size: int) -> bytes | None:
     """Encodes the record after `checkpoint` was saved; None: the record does not change."""
     old_record = read_newest_record(before)
     if old_record is not None and old_record[0] >= checkpoint:
         return None
-    record = {"format": FORMAT, "generation": checkpoint.generation, "step": checkpoint.step, "world_size": world}
+    record = {"format": FORMAT, "generation": checkpoint.generation, "step": checkpoint.step, "world_size": world_size}
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-def newest_manifests(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
+def select_newest_manifests(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
     """Selects the manifests of the newest checkpoint that has every rank's; empty if there is none."""
     by_checkpoint: dict[Checkpoint, list[RankManifest]] = defaultdict(list)
     for manifest in manifests:
@@ -278,7 +280,7 @@ class ChunkMap:
     stream_bytes: int
     """Length of the stream."""
 
-    def chunk(self, index: int) -> tuple[int, int, int] | None:
+    def locate_chunk(self, index: int) -> tuple[int, int, int] | None:
         """Returns the index of a chunk's part, its offset there and its length; None: there is no such chunk."""
         if not 0 <= index < len(self.starts):
             return None
@@ -298,7 +300,7 @@ class PartBuffer:
 
     _chunks_by_save: dict[RankSave, dict[int, bytes]] = field(default_factory=dict)
 
-    def add(self, save: RankSave, index: int, data: memoryview) -> list[bytes] | None:
+    def add_chunk(self, save: RankSave, index: int, data: memoryview) -> list[bytes] | None:
         """Copies a chunk into the buffer; returns and removes all chunks of its part if this completes it."""
         if save not in self._chunks_by_save and len(self._chunks_by_save) >= _MAX_BUFFERED_SAVES:
             del self._chunks_by_save[
@@ -311,13 +313,13 @@ class PartBuffer:
         chunks[index] = bytes(data)
         if len(chunks) < PART_CHUNKS:
             return None
-        return self.take(save)
+        return self.take_chunks(save)
 
-    def waiting(self, save: RankSave) -> dict[int, int]:
+    def buffered_sizes(self, save: RankSave) -> dict[int, int]:
         """Returns the size of each buffered chunk of a save."""
         return {index: len(data) for index, data in self._chunks_by_save.get(save, {}).items()}
 
-    def take(self, save: RankSave) -> list[bytes]:
+    def take_chunks(self, save: RankSave) -> list[bytes]:
         """Removes and returns the buffered chunks of a save, in order."""
         chunks = self._chunks_by_save.pop(save, {})
         return [chunks[index] for index in sorted(chunks)]
@@ -410,7 +412,7 @@ class LayoutRecords:
         list_checkpoints: Callable[[], Sequence[Checkpoint]],
     ) -> None:
         self._store, self._names, self._read_only, self._list_checkpoints = store, names, read_only, list_checkpoints
-        self.of: dict[RankSave, str] = {}
+        self.digest_by_save: dict[RankSave, str] = {}
         """Digest of the layout of each save whose manifest was read."""
 
     def read(self, digest: str) -> str:
@@ -439,7 +441,7 @@ class LayoutRecords:
 
     def _saves_with_copy(self, digest: str) -> list[RankSave]:
         """Returns saves that may have a copy of this layout: those known to have it, then others of the same rank."""
-        saves = sorted((save for save, layout in self.of.copy().items() if layout == digest), reverse=True)
+        saves = sorted((save for save, layout in self.digest_by_save.copy().items() if layout == digest), reverse=True)
         others = [
             RankSave(c.generation, c.step, save.rank) for c in reversed(self._list_checkpoints()) for save in saves[:1]
         ]
@@ -456,7 +458,7 @@ class LayoutRecords:
                 raise Corrupt(f"{path} in the persistent tier is damaged")
 
         try:
-            second_look(read)
+            read_with_retries(read)
         except (TierError, Corrupt) as problem:
             return raw.decode(errors="replace"), problem
         return raw.decode(errors="replace"), None

@@ -28,8 +28,8 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, CopyUnsupported, ObjectRefused, TierFull, TierUnavailable
 from surefoot.protocol.timeouts import Backoff
 from surefoot.settings import PersistentSettings
-from surefoot.tiers.object_store import READERS, Change
-from surefoot.tiers.tier import Body
+from surefoot.tiers.object_store import MAX_CONCURRENT_READS, Change
+from surefoot.tiers.tier import RequestBody
 
 if TYPE_CHECKING:
     from botocore.loaders import Loader
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 # botocore's description of S3 is cached: parsing it each time took longer than uploading a tenth of a GB.
 
 
-def session_of() -> Session:
+def create_session() -> Session:
     """Creates a session that shares botocore's parsed files.
 
     It is not cached, because credentials from the environment may change between two sessions.
@@ -57,13 +57,13 @@ def session_of() -> Session:
     return session
 
 
-def client_of(settings: PersistentSettings, session: Session, signs_bodies: bool) -> S3Client:
+def create_client(settings: PersistentSettings, session: Session, signs_bodies: bool) -> S3Client:
     """Creates a client with its own connections; with `signs_bodies` it hashes each body for its signature."""
     config = Config(
         connect_timeout=3,
         read_timeout=15,
         retries={"mode": "standard", "total_max_attempts": 3},
-        max_pool_connections=READERS,
+        max_pool_connections=MAX_CONCURRENT_READS,
         # botocore sends its checksum in a trailer, which other servers often do not support; ours is a header.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -85,12 +85,12 @@ def client_of(settings: PersistentSettings, session: Session, signs_bodies: bool
     return cast("S3Client", client)
 
 
-def in_clear(settings: PersistentSettings) -> bool:
+def is_unencrypted(settings: PersistentSettings) -> bool:
     """Whether requests are sent without TLS."""
     return settings.endpoint is not None and urlsplit(settings.endpoint).scheme == "http"
 
 
-def code_of(error: ClientError) -> str:
+def error_code_of(error: ClientError) -> str:
     """Returns the server's error code."""
     return str(error.response.get("Error", {}).get("Code", "unknown"))
 
@@ -126,7 +126,7 @@ _lock = threading.Lock()
 _NOT_CHECKED = "its answer names no checksum"
 
 
-class Uploads:
+class BodyUploader:
     """Writes objects, hashing large bodies only if the server requires it.
 
     One client signs bodies; a second one, opened when first needed, does not. Several threads may call `put` concurrently.
@@ -140,7 +140,7 @@ class Uploads:
         self._unsigned: S3Client | None = None
         self._server_checks_crc = False
 
-    def put(self, body: Body, arguments: Mapping[str, Any]) -> None:
+    def put(self, body: RequestBody, arguments: Mapping[str, Any]) -> None:
         """Writes an object.
 
         Args:
@@ -157,7 +157,7 @@ class Uploads:
             # The unsigned request has created the object, so "only if it does not exist" would reject the signed one.
             arguments.pop("IfNoneMatch", None)
         body.seek(0)
-        answer = self._client.put_object(Body=body.whole() if is_small else body, **arguments)  # type: ignore[arg-type]
+        answer = self._client.put_object(Body=body.to_bytes() if is_small else body, **arguments)  # type: ignore[arg-type]
         self._server_checks_crc = answer.get("ChecksumCRC32") == arguments["ChecksumCRC32"]
         if refusal:
             self._record_signing_required(refusal)
@@ -166,7 +166,7 @@ class Uploads:
         if self._unsigned is not None:
             self._unsigned.close()
 
-    def _send_unsigned(self, body: Body, arguments: Mapping[str, Any]) -> str | None:
+    def _send_unsigned(self, body: RequestBody, arguments: Mapping[str, Any]) -> str | None:
         """Sends a body unsigned.
 
         Returns:
@@ -179,9 +179,9 @@ class Uploads:
         try:
             answer = client.put_object(Body=body, **arguments)  # type: ignore[arg-type]
         except ClientError as error:
-            if code_of(error) not in _UNSIGNED_REJECTED_CODES:
+            if error_code_of(error) not in _UNSIGNED_REJECTED_CODES:
                 raise
-            return code_of(error)
+            return error_code_of(error)
         return "" if answer.get("ChecksumCRC32") == arguments["ChecksumCRC32"] else _NOT_CHECKED
 
     def _unsigned_client(self) -> S3Client | None:
@@ -239,10 +239,10 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._encryption = _encryption_arguments(settings.sse)
-        session, signs = session_of(), in_clear(settings)
-        self._client: S3Client = client_of(settings, session, signs)
-        open_unsigned = (lambda: client_of(settings, session, False)) if signs else None
-        self._uploads = Uploads(self._client, str(settings.endpoint), open_unsigned)
+        session, signs = create_session(), is_unencrypted(settings)
+        self._client: S3Client = create_client(settings, session, signs)
+        open_unsigned = (lambda: create_client(settings, session, False)) if signs else None
+        self._uploads = BodyUploader(self._client, str(settings.endpoint), open_unsigned)
 
     @property
     def location(self) -> str:
@@ -264,8 +264,10 @@ class S3Store:
                         **self._encryption,
                     )
                 except ClientError as error:
-                    if code_of(error) in _COPY_UNSUPPORTED_CODES:
-                        raise CopyUnsupported(f"s3://{self._bucket} does not copy {source}: {code_of(error)}") from None
+                    if error_code_of(error) in _COPY_UNSUPPORTED_CODES:
+                        raise CopyUnsupported(
+                            f"s3://{self._bucket} does not copy {source}: {error_code_of(error)}"
+                        ) from None
                     raise
         except ChunkMissing:
             return False
@@ -303,7 +305,7 @@ class S3Store:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(path), **byte_range)
             return answer["Body"].read()
 
-    def sizes(self, folder: str) -> dict[str, int]:
+    def list_sizes(self, folder: str) -> dict[str, int]:
         start = self._key(folder) + "/"
         return {
             entry["Key"].removeprefix(start): entry["Size"]
@@ -311,7 +313,7 @@ class S3Store:
             for entry in page.get("Contents", [])
         }
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         start = self._key(folder) + "/"
         return [
             entry["Prefix"].removeprefix(start).rstrip("/")
@@ -319,7 +321,7 @@ class S3Store:
             for entry in page.get("CommonPrefixes", [])
         ]
 
-    def expect(self, folder: str) -> None:
+    def check_folder_exists(self, folder: str) -> None:
         """Does nothing: a missing object of a bucket was deleted."""
 
     def make_durable(self, folder: str) -> None:
@@ -348,18 +350,18 @@ class S3Store:
         self, path: str, pieces: Sequence[bytes | memoryview], action: str, condition: Mapping[str, str] | None = None
     ) -> bool:
         """Writes an object; False if the condition is not met."""
-        body = Body(pieces)
+        body = RequestBody(pieces)
         arguments = {"Bucket": self._bucket, "Key": self._key(path), **self._encryption, **(condition or {})}
         with self._translate_errors(action, path):
             for attempt in range(_MAX_CONFLICT_ATTEMPTS):
                 try:
                     self._uploads.put(body, arguments)
                 except ClientError as error:
-                    if condition and code_of(error) in _EXISTS_CODES:
+                    if condition and error_code_of(error) in _EXISTS_CODES:
                         return False
-                    if code_of(error) not in _CONFLICT_CODES or attempt == _MAX_CONFLICT_ATTEMPTS - 1:
+                    if error_code_of(error) not in _CONFLICT_CODES or attempt == _MAX_CONFLICT_ATTEMPTS - 1:
                         raise
-                    time.sleep(_CONFLICT_BACKOFF.seconds(attempt + 1, random.random()))
+                    time.sleep(_CONFLICT_BACKOFF.wait_seconds(attempt + 1, random.random()))
                 else:
                     return True
         raise AssertionError("unreachable: the last attempt returned or raised")
@@ -396,7 +398,7 @@ class S3Store:
         try:
             yield
         except ClientError as error:
-            code = code_of(error)
+            code = error_code_of(error)
             text = f"s3://{self._bucket}, {action} {object_name}"
             if code in _MISSING_CODES:
                 raise ChunkMissing(f"{text}: it does not exist") from None

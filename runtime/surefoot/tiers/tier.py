@@ -70,7 +70,7 @@ class Tier(Protocol):
         """Writes the save's digest table, as `put_chunk` writes chunks."""
         ...
 
-    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
+    def commit(self, manifest: RankManifest, writer_generation: int, chunk_lengths: tuple[int, ...]) -> None:
         """Makes a rank save visible if all its parts exist. A repetition with the same bytes succeeds.
 
         Args:
@@ -121,7 +121,7 @@ class Tier(Protocol):
         """
         ...
 
-    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+    def delete_save(self, save: RankSave, writer_generation: int, chunks: int) -> None:
         """Deletes a rank save, its index entry first; succeeds if the save does not exist.
 
         Args:
@@ -143,9 +143,9 @@ class Tier(Protocol):
 class SupportsParts(Protocol):
     """Extends `Tier` by writing parts, which consist of several chunks, concurrently."""
 
-    at_once: int
+    max_concurrent_parts: int
     """Number of threads that may call `put_part` or `has_part` concurrently."""
-    together: int
+    chunks_per_part: int
     """Number of chunks in a part, counted from chunk 0; the last part may have fewer."""
 
     def list_parts(self, save: RankSave) -> Mapping[int, int]:
@@ -175,7 +175,7 @@ class CommitsOnce(Protocol):
     raise SaveExists.
     """
 
-    def has(self, manifest: RankManifest) -> bool:
+    def has_committed(self, manifest: RankManifest) -> bool:
         """Whether this save is committed here and no part of it is missing.
 
         Raises:
@@ -276,7 +276,7 @@ class SupportsPipelinedReads(Protocol):
 # uploads and repairs (`uploader`) and by restores.
 
 
-def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
+def read_stream(tier: Tier, manifest: RankManifest) -> Stream:
     """Reads and verifies the layout of a rank save."""
     try:
         text = (
@@ -294,14 +294,14 @@ def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
     return stream
 
 
-def table_from(tier: Tier, manifest: RankManifest) -> bytes:
+def read_digest_table(tier: Tier, manifest: RankManifest) -> bytes:
     """Reads and verifies the digest table of a rank save."""
     table = bytes(tier.read_digests(manifest.save, 0, manifest.digests_bytes))
     check_digests(manifest, table, tier.name)
     return table
 
 
-def values_from(tier: Tier, manifest: RankManifest) -> bytes:
+def read_verified_values(tier: Tier, manifest: RankManifest) -> bytes:
     """Reads and verifies the plain values of a rank save (JSON)."""
     values = tier.read_values(manifest.save)
     check_values(manifest, values, tier.name)
@@ -323,7 +323,7 @@ def is_listed(tier: Tier, save: RankSave) -> bool:
     return any(manifest.save == save for manifest in manifests)
 
 
-def chunk_from(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:
+def read_verified_chunk(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:
     """Reads a whole chunk and verifies every block of it."""
     data = memoryview(tier.read_chunk(manifest.save, index, 0, stream.layout.chunk_lengths()[index]))
     check_blocks(data, manifest, stream, table, (tier.name, index, stream.blocks_of_chunk(index)))
@@ -345,7 +345,7 @@ def check_blocks(
 # Presents several pieces of memory as one request body, without copying them. Used by `s3` for each write.
 
 
-class Body:
+class RequestBody:
     """Several pieces of memory as a binary file, from which an HTTP client sends; it can be rewound for a retry."""
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -363,7 +363,7 @@ class Body:
             crc = crc32(piece, crc)
         return b64encode(crc.to_bytes(4, "big")).decode()
 
-    def whole(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return b"".join(self._pieces)
 
     def seekable(self) -> bool:

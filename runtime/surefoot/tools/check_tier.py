@@ -51,7 +51,7 @@ def main() -> int:
         settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": "probe"}).persistent
         if settings is None:
             raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to probe")
-        store = open_store(settings, begin=True)
+        store = open_store(settings, create_root=True)
         try:
             body = check_tier(store, uuid.uuid4().hex)
         finally:

@@ -43,7 +43,7 @@ def run(settings: JobSettings, dry: bool, seconds: float) -> dict[str, Any]:
     if persistent is None:
         raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: there is nothing that could be deleted")
     # made where there is none: a job that never began has no folder, and its deletion must end
-    tier = open_persistent(persistent, job, begin=not dry)
+    tier = open_persistent(persistent, job, create_root=not dry)
     try:
         found = [{"step": c.step, "generation": c.generation} for c in tier.list_all_checkpoints()]
         if not dry:

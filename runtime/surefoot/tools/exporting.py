@@ -30,7 +30,7 @@ from surefoot.tools.rank_streams import BandReader, bands_of, open_checkpoint, s
 def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
     """Writes what all ranks share as a folder of DCP."""
     tensors = saved_tensors(reader)
-    values = read_values(reader.values(0))
+    values = read_values(reader.read_values(0))
     whole = state_dict_of(tensors, values)
     foreign_formats.write_dcp_folder(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
     total = sum(band.size_bytes for band in bands_of(tensors))
@@ -50,7 +50,7 @@ def export_weights(reader: CheckpointReader, to: Path, name: str, form: FileForm
         raise ConfigurationError(f"the checkpoint has no tensors of {name!r}: --name says which model's weights")
     bands = BandReader(reader, tensors, list(bands_of(tensors)))
     total = foreign_formats.write_safetensors(to, tensors, bands, prefix, form)
-    return {"step": read_values(reader.values(0))["step"], "tensors": len(tensors), "bytes": total}
+    return {"step": read_values(reader.read_values(0))["step"], "tensors": len(tensors), "bytes": total}
 
 
 def main(arguments: list[str] | None = None) -> int:

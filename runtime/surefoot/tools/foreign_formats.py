@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.format.layouts import itemsize
 from surefoot.geometry import Box
-from surefoot.staging import elements
+from surefoot.staging import as_integer_elements
 from surefoot.state import SavedTensor, dtype_from_name, dtype_name
 from surefoot.state.entries import unescaped
 from surefoot.state.modules import ImportedParts, StateDict, parts_of
@@ -318,7 +318,7 @@ def _write_file(
             for band in bands_of({name: saved for name, (saved, _) in tensors.items()}):
                 if band.size_bytes:
                     read = _cast(bands.read(band.name, band.box), tensors[band.name][1].dtype, band.name)
-                    file.write(elements(read).numpy().tobytes())
+                    file.write(as_integer_elements(read).numpy().tobytes())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

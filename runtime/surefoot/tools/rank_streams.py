@@ -33,13 +33,13 @@ from surefoot.format.layouts import (
 from surefoot.format.manifests import build_manifest, check_digests, check_values
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import has_every_rank
-from surefoot.protocol.checkpoints.completeness import uncovered
+from surefoot.protocol.checkpoints.completeness import describe_uncovered_tensor
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, SourceReading, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.settings import job_settings
-from surefoot.staging import elements
+from surefoot.staging import as_integer_elements
 from surefoot.state import Entry, SavedTensor, dtype_from_name
 from surefoot.state.entries import TensorLocation
 from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
@@ -98,7 +98,7 @@ def open_tier(job: str, *, begin: bool = False) -> ObjectStoreTier:
     settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": job}).persistent
     if settings is None:
         raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to read, file:///… or s3://…")
-    return open_persistent(settings, job, begin=begin)
+    return open_persistent(settings, job, create_root=begin)
 
 
 def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManifest]]:
@@ -121,7 +121,7 @@ def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
         streams = [read_layout(m.layout, tier.read_layout(m.layout)) for m in ranks.values()]
     except SurefootError as error:
         return str(error)
-    return uncovered(stream.layout for stream in streams)
+    return describe_uncovered_tensor(stream.layout for stream in streams)
 
 
 def read_rank(tier: ObjectStoreTier, manifest: RankManifest, progress: ByteProgress | None = None) -> RankStream:
@@ -176,7 +176,7 @@ class Band:
 def open_checkpoint(source: SaveSource, step: int | None) -> CheckpointReader:
     """The newest complete checkpoint, or that of `step`."""
     catalogue = _newest_alone(source) if step is None else read_catalogue([source])
-    found = [checkpoint for checkpoint in catalogue.complete() if step in (None, checkpoint.step)]
+    found = [checkpoint for checkpoint in catalogue.complete_checkpoints() if step in (None, checkpoint.step)]
     if not found:
         which = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise Unreadable(f"there is {which} of this job in the persistent tier", absent=True)
@@ -188,8 +188,8 @@ def _newest_alone(source: SaveSource) -> Catalogue:
     tier = source.open()
     try:
         if isinstance(tier, ObjectStoreTier):
-            alone = Catalogue((source,), (SourceReading(tier.newest()),))
-            if alone.complete():
+            alone = Catalogue((source,), (SourceReading(tier.read_newest_manifests()),))
+            if alone.complete_checkpoints():
                 return alone
             metrics.fallbacks.labels("newest_not_complete").inc()
     finally:
@@ -199,7 +199,7 @@ def _newest_alone(source: SaveSource) -> Catalogue:
 
 def saved_tensors(reader: CheckpointReader) -> dict[str, SavedTensor]:
     """Describes every tensor that belongs to all ranks."""
-    found = reader.layouts.tensors(reader.world_size, every=True)
+    found = reader.layouts.list_tensors(reader.world_size, read_all=True)
     return {n: SavedTensor(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
 
 
@@ -311,7 +311,7 @@ def write_save(
 def _blocks(piece: PlacedPiece, read: ReadBox) -> Iterator[bytes]:
     if not prod(piece.piece.lengths):
         return
-    tensor = elements(read(piece.tensor.name, Box(piece.piece.offsets, piece.piece.lengths)))
+    tensor = as_integer_elements(read(piece.tensor.name, Box(piece.piece.offsets, piece.piece.lengths)))
     for number in range(piece.tiling.blocks):
         box = piece.tiling.block_box(number)
         part = tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))]

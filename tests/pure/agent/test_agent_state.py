@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.lives import WELCOME, assign, from_rank, live, running, sent, step
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Event, HangObservation, ProcessActivity, TerminationGrace
-from surefoot.agent.coordinator_requests import generation_to_collect, sound_steps
+from surefoot.agent.coordinator_requests import generation_to_collect, loss_history_of
 from surefoot.agent.state_machine import next_state
 from surefoot.ipc.trainer_messages import (
     Attach,
@@ -39,7 +39,7 @@ from surefoot.protocol.messages import (
     TrainersStopped,
     UnreadableSave,
 )
-from surefoot.protocol.progress import AnomalyRun, Progress, of_worker
+from surefoot.protocol.progress import AnomalyRun, Progress, merge_rank_progress
 
 # ---- state machine ---------------------------------------------------------------------------------------------------
 # What an agent decides, by tables and by random lives.
@@ -176,12 +176,12 @@ def test_whoever_waits_or_is_done_does_not_hang(event: on.Event) -> None:
 
 def test_a_step_that_the_own_ranks_have_finished_proves_nothing_of_the_others_yet() -> None:
     """A rank that had frozen in step 12 could still tell that its loss was odd, when 10 had gone for 11 (seed 74823)."""
-    sound = sound_steps(Progress(12), 2)
+    sound = loss_history_of(Progress(12), 2)
     assert sound is not None
     assert sound.is_known_good(Checkpoint(1, 9))
     assert not sound.is_known_good(Checkpoint(1, 10))
-    assert sound_steps(Progress(0), 2) == LossHistory(0, 0, 2)
-    assert sound_steps(Progress(12), 0) is None
+    assert loss_history_of(Progress(0), 2) == LossHistory(0, 0, 2)
+    assert loss_history_of(Progress(12), 0) is None
 
 
 def test_what_a_worker_offered_is_what_all_its_ranks_did() -> None:
@@ -289,7 +289,7 @@ def test_a_loss_that_is_no_number_on_any_rank_is_no_number_on_the_worker() -> No
     for told, found in (((good, bad), False), ((good, good), True), ((silent, bad), False), ((silent, silent), None)):
         life, _ = live(*(from_rank(1, i, StepReport(one, None, False)) for i, one in enumerate(told)), life=running())
         assert life.progress.loss_is_finite is found
-    assert of_worker([]) == Progress()
+    assert merge_rank_progress([]) == Progress()
 
 
 def test_a_step_is_settled_once_no_local_rank_can_save_it_any_more() -> None:
@@ -348,15 +348,15 @@ def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(
             if (event.generation, event.local) not in alive:
                 continue  # only what lives can die
             alive.discard((event.generation, event.local))
-        claimed = life.claimed
+        claimed = life.claimed_generation
         life, commands = next_state(life, event)
-        assert life.claimed >= claimed
+        assert life.claimed_generation >= claimed
         for command in commands:
             match command:
                 case on.StartTrainers(new, _):
                     assert not alive, "two epochs' trainers at once"
-                    assert new.generation == life.claimed
-                    assert new.generation >= life.stopped
+                    assert new.generation == life.claimed_generation
+                    assert new.generation >= life.stopped_below
                     started.append(new.generation)
                     alive = {(new.generation, i) for i in range(new.local_ranks)}
                 case on.Send(TrainersStopped(epoch)):
@@ -373,10 +373,10 @@ def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(
 # ---- stuck ranks -----------------------------------------------------------------------------------------------------
 # When an agent says that nothing moves in its trainers, and when it takes that back.
 
-PLACES = (RankStack((0,), "a", "in all_reduce", waiting=True), RankStack((1,), "b", "in load", waiting=False))
+PLACES = (RankStack((0,), "a", "in all_reduce", is_waiting=True), RankStack((1,), "b", "in load", is_waiting=False))
 FIRST = HangReport(1, 12, PLACES, moves=True)
 """What the first look is told as: nobody knows yet whether anything moves."""
-ELSEWHERE = (RankStack((0, 1), "c", "in forward", waiting=False),)
+ELSEWHERE = (RankStack((0, 1), "c", "in forward", is_waiting=False),)
 
 
 def look(at: float, places: tuple[RankStack, ...] = PLACES, io: int = 0, cpu: float = 0.0) -> HangObservation:
@@ -475,7 +475,7 @@ def test_of_few_steps_nothing_is_learned_and_the_look_is_at_half_of_the_ceiling(
 def test_an_agent_ends_nobody_for_it() -> None:
     life, said = seen(stepping(), *(look(100.0 + 60.0 * number) for number in range(1, 9)))
     assert [type(message) for message in said] == [HangReport, HangReport]
-    assert life.alive
+    assert life.has_running_trainers
     assert not life.killing
 
 
@@ -612,7 +612,7 @@ def test_a_worker_that_is_to_end_trains_until_its_world_is_left_in_order() -> No
     assert sent(said) == [BarrierReply(1, 8, accepted=True)]
     life, said = live(Barrier(1, 8, "bound"), on.Ticked(109.0), from_rank(1, 0, BarrierReached(1, 8)), life=life)
     assert sent(said) == [BarrierReached(1, 8)]
-    assert life.alive, "its save may still be on its way to other nodes"
+    assert life.has_running_trainers, "its save may still be on its way to other nodes"
     life, said = live(StopTrainers(2, ""), life=life)
     assert said == [on.KillTrainers(1)]
     life, said = live(on.TrainerExited(1, 0, -9), life=life)
@@ -663,7 +663,7 @@ def test_a_worker_that_comes_to_the_end_of_the_job_while_it_is_to_end_says_so() 
 
 
 def test_who_runs_trains() -> None:
-    assert running().trains
+    assert running().is_training
 
 
 @pytest.mark.parametrize(
@@ -679,9 +679,9 @@ def test_who_runs_trains() -> None:
 )
 def test_where_a_world_ends_or_halts_nothing_is_spared(ended: on.Event) -> None:
     life, _ = live(ended, life=running(ranks=1))
-    assert not life.trains
+    assert not life.is_training
 
 
 def test_an_assignment_alone_trains_nothing() -> None:
     life, _ = live(on.WarmChanged(True), assign(1))
-    assert not life.trains
+    assert not life.is_training

@@ -35,7 +35,7 @@ from surefoot.agent.trainers.supervisor import TrainerPlace, trainer_environment
 from surefoot.errors import ConfigurationError, ProtocolError
 from surefoot.ipc.trainer_messages import MAX_FRAME_BYTES, FrameDecoder, add_frame
 from surefoot.launcher.fork_server import top_level_imports
-from surefoot.launcher.job_program import LaunchProgram, forkable, with_own_interpreter
+from surefoot.launcher.job_program import LaunchProgram, parse_forkable_program, with_own_interpreter
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.text import format_bytes
@@ -65,7 +65,7 @@ OWN = with_own_interpreter({"PATH": "/usr/bin"})
     ],
 )
 def test_only_a_plain_program_of_this_interpreter_is_forked(command: list[str], program: LaunchProgram | None) -> None:
-    assert forkable(command, OWN) == program
+    assert parse_forkable_program(command, OWN) == program
 
 
 def test_the_same_binary_under_another_prefix_is_another_interpreter(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_same_binary_under_another_prefix_is_another_interpreter(tmp_path: P
     other.mkdir(parents=True)
     (other.parent / "pyvenv.cfg").write_text("")
     (other / "python").symlink_to(os.path.realpath(sys.executable))
-    assert forkable([str(other / "python"), "train.py"], OWN) is None
+    assert parse_forkable_program([str(other / "python"), "train.py"], OWN) is None
 
 
 def test_the_own_interpreter_comes_first_and_once() -> None:
@@ -116,13 +116,13 @@ def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:
 def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cut: int) -> None:
     data = b"".join(add_frame(m) for m in messages)
     unframer = FrameDecoder()
-    out = [m for i in range(0, len(data), cut) for m in unframer.feed(data[i : i + cut])]
+    out = [m for i in range(0, len(data), cut) for m in unframer.add_bytes(data[i : i + cut])]
     assert out == messages
 
 
 def test_a_frame_of_absurd_length_is_refused() -> None:
     with pytest.raises(ProtocolError, match="the other end is not a trainer or agent of this version"):
-        FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+        FrameDecoder().add_bytes((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
 
 
 def test_only_unconditional_imports_at_the_top_are_preloaded() -> None:
@@ -163,8 +163,8 @@ def test_the_book_forgets_what_is_long_overtaken() -> None:
     for step in range(1000):
         save = RankSave(1, step, 0)
         book = saves.track_freed(saves.track_written(saves.track_staged(book, save), save, 2), save)
-    assert len(book.committed) < 20
-    assert len(book.handed) < 40
+    assert len(book.copies_by_save) < 20
+    assert len(book.staged_not_lost) < 40
     assert book.saved(1, 1) == (Checkpoint(1, 999), 2)
 
 
@@ -252,12 +252,12 @@ def machine(folder: Path, kilobytes: int) -> Path:
 
 def test_room_is_what_the_limit_leaves_without_what_can_be_given_back(tmp_path: Path) -> None:
     found = read_headroom(groups(tmp_path, "1000", 700, 200), machine(tmp_path, 10))
-    assert found == MemoryHeadroom(free=500, limit=1000, used=500)
+    assert found == MemoryHeadroom(free_bytes=500, limit_bytes=1000, used_bytes=500)
 
 
 def test_without_a_limit_the_machine_s_room_counts(tmp_path: Path) -> None:
     assert read_headroom(groups(tmp_path, "max", 700, 0), machine(tmp_path, 2)) == MemoryHeadroom(
-        free=2048, limit=None, used=0
+        free_bytes=2048, limit_bytes=None, used_bytes=0
     )
     assert read_headroom(tmp_path / "none", tmp_path / "none") is None
 
@@ -364,6 +364,6 @@ def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() 
 
 def test_a_refusal_lasts_until_that_rank_has_memory() -> None:
     book = with_denial(with_denial(StagingDemandByRank(), 2, "too much"), 1, "too much too")
-    assert book.unstaged == "too much too"
-    assert with_grant(book, 1).unstaged == "too much"
-    assert with_grant(with_grant(book, 1), 2).unstaged == ""
+    assert book.rejection_reason == "too much too"
+    assert with_grant(book, 1).rejection_reason == "too much"
+    assert with_grant(with_grant(book, 1), 2).rejection_reason == ""

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, KnownNodeSignal
+from surefoot_operator.api.known_node_signals import IGNORED_REASONS, KNOWN_SIGNALS, SIGNAL_SOURCES, KnownNodeSignal
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "node-health.md"
-WORDS = [word for writer in WRITERS for word in writer.signals]
+WORDS = [word for writer in SIGNAL_SOURCES for word in writer.signals]
 MOVES = [word for word in WORDS if word.meaning != "informational"]
 IS_SHOWN = [word for word in WORDS if word.meaning == "informational"]
 
@@ -46,7 +46,7 @@ def test_the_document_has_each_word_with_what_it_means() -> None:
     found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("| [")]
     wanted = [
         (f"[{writer.name}]({writer.source})", word.kind, f"`{word.name}`", word.meaning)
-        for writer in WRITERS
+        for writer in SIGNAL_SOURCES
         for word in writer.signals
     ]
     assert found == wanted, "\n".join("| " + " | ".join(row) + " |" for row in wanted)
@@ -54,7 +54,7 @@ def test_the_document_has_each_word_with_what_it_means() -> None:
 
 def test_each_word_stands_once_and_every_writer_has_a_source() -> None:
     assert [name for name, often in Counter((w.kind, w.name) for w in WORDS).items() if often > 1] == []
-    assert all(writer.source.startswith(("https://", "#")) for writer in WRITERS)
+    assert all(writer.source.startswith(("https://", "#")) for writer in SIGNAL_SOURCES)
 
 
 @pytest.mark.parametrize("word", MOVES, ids=lambda word: word.name)
@@ -86,12 +86,12 @@ def test_a_condition_in_its_other_state_says_that_the_node_is_well(word: KnownNo
         assert seen(bearing(KnownNodeSignal("condition", f"{kind}={status}", word.meaning))) == ("", "")
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(kind, r) for kind, reasons in NOT_OF_THE_NODE.items() for r in reasons])
+@pytest.mark.parametrize(("kind", "reason"), [(kind, r) for kind, reasons in IGNORED_REASONS.items() for r in reasons])
 def test_a_monitor_s_own_trouble_is_not_the_node_s_unless_a_job_asks_for_it(kind: str, reason: str) -> None:
     found = bearing(KnownNodeSignal("condition", f"{kind}=False", "unhealthy"), reason=reason)
     assert seen(found)[0] == ""
     assert seen(found, NodeSignals(conditions=(f"{kind}=False",)))[0]
-    assert observations.plan_fields(found) != observations.plan_fields(
+    assert observations.node_plan_fields(found) != observations.node_plan_fields(
         bearing(KnownNodeSignal("condition", f"{kind}=False", "unhealthy"), reason="Other")
     )
 

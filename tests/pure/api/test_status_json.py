@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.codec import TypeMismatch
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
-from surefoot_operator.api.status import Incident, JobStatus, Member, Membership, moment_seconds, to_rfc3339
+from surefoot_operator.api.status import Incident, JobStatus, Member, Membership, parse_rfc3339, to_rfc3339
 from surefoot_operator.api.status_json import status_from_json, status_to_json, with_seconds
 from surefoot_operator.errors import InvariantViolation
 from surefoot_operator.platforms.kubernetes.views.observations import created_seconds
@@ -165,14 +165,14 @@ OTHERS = [
 
 @pytest.mark.parametrize(("text", "seconds"), TIMES.items())
 def test_a_time_is_the_same_moment_wherever_it_is_read(text: str, seconds: float) -> None:
-    assert moment_seconds(text) == pytest.approx(seconds, abs=1e-6)
-    assert created_seconds({"creationTimestamp": text}) == moment_seconds(text)
-    assert with_seconds({"sinceTime": text}) == {"sinceSeconds": moment_seconds(text)}
+    assert parse_rfc3339(text) == pytest.approx(seconds, abs=1e-6)
+    assert created_seconds({"creationTimestamp": text}) == parse_rfc3339(text)
+    assert with_seconds({"sinceTime": text}) == {"sinceSeconds": parse_rfc3339(text)}
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_what_is_no_time_is_none_wherever_it_is_read(text: object) -> None:
-    assert moment_seconds(text) is None
+    assert parse_rfc3339(text) is None
     assert created_seconds({"creationTimestamp": text}) == 0.0
     if text is not None:  # null is no moment yet
         with pytest.raises(TypeMismatch, match="sinceTime"):
@@ -181,4 +181,4 @@ def test_what_is_no_time_is_none_wherever_it_is_read(text: object) -> None:
 
 @given(st.floats(0, 4e9))
 def test_a_written_moment_is_read_back_to_the_microsecond(seconds: float) -> None:
-    assert moment_seconds(to_rfc3339(seconds)) == pytest.approx(seconds, abs=2e-6)
+    assert parse_rfc3339(to_rfc3339(seconds)) == pytest.approx(seconds, abs=2e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.api.topology_levels import HOSTNAME, LEVELS, levels, topology_path
+from surefoot_operator.api.topology_levels import HOSTNAME, LEVELS, spread_levels, topology_path
 
 ZONE, RACK = "topology.kubernetes.io/zone", "topology.kubernetes.io/rack"
 
@@ -32,9 +32,9 @@ def test_a_jobs_own_label_is_its_highest_level() -> None:
     labels = {ZONE: "z1", RACK: "r3", "example.com/row": "row-7"}
     assert topology_path(labels, RACK) == ("r3",), "what is above it binds no copy"
     assert topology_path(labels, "example.com/row")[:3] == ("row-7", "", "z1")
-    assert [level.noun for level in levels("example.com/row")][:2] == ["row", "region"]
-    assert levels(RACK)[0].noun == "rack"
-    assert levels(HOSTNAME) == LEVELS
+    assert [level.noun for level in spread_levels("example.com/row")][:2] == ["row", "region"]
+    assert spread_levels(RACK)[0].noun == "rack"
+    assert spread_levels(HOSTNAME) == LEVELS
 
 
 def test_no_label_stands_at_two_levels() -> None:

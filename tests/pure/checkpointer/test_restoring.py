@@ -16,7 +16,7 @@ from surefoot.checkpointer import restoring
 from surefoot.checkpointer.restoring import Relays, TensorRelay, memory_of
 from surefoot.format.layouts import ITEMSIZE
 from surefoot.geometry import Box
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, ReadOptions, SaveSource, read_catalogue
 from surefoot.state.entries import Entry, LocalBox, TensorLocation
@@ -68,7 +68,7 @@ def filled(place: MemoryPlace, lives: dict[str, torch.Tensor]) -> None:
         shape = tuple(live.shape)
         entries.append(Entry(name, live, "float32", TensorLocation(shape, Box.whole(shape), None), "split"))
     source = SaveSource(place.name, "memory", place.tier)
-    with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(threads=2)) as reader:
+    with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(max_threads=2)) as reader:
         restoring.fill(reader, entries)
 
 
@@ -106,12 +106,12 @@ def test_a_restore_to_devices_takes_a_buffer_a_thread_of_the_host_not_the_state_
     monkeypatch.setattr(restoring.torch, "empty", lambda n, **how: made.append(n) or empty(n, **how))
     monkeypatch.setattr(restoring, "needs_relay", lambda live: True)
     tensors = arrays(2, {f"t{i}": (1024, 1500) for i in range(6)}, "float32")
-    assert sum(array.nbytes for array in tensors.values()) > 8 * CHUNK_BYTES
+    assert sum(array.nbytes for array in tensors.values()) > 8 * MAX_CHUNK_BYTES
     lives = {name: torch.zeros(array.shape) for name, array in tensors.items()}
     filled(stored(tensors, 2), lives)
     assert all(np.array_equal(lives[name].numpy(), array) for name, array in tensors.items())
     assert 1 <= len(made) <= 2, "one for each reading thread"
-    assert set(made) == {CHUNK_BYTES}
+    assert set(made) == {MAX_CHUNK_BYTES}
 
 
 def test_a_window_of_a_tensor_on_a_device_is_filled_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_window_of_a_tensor_on_a_device_is_filled_in_its_place(monkeypatch: py
         "w", whole, "float32", TensorLocation((8, 6), Box.whole((8, 6)), None), "split", window=LocalBox((3, 4))
     )
     source = SaveSource("memory:one", "memory", stored(tensors, 2).tier)
-    with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(threads=2)) as reader:
+    with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(max_threads=2)) as reader:
         restoring.fill(reader, [entry])
     assert np.array_equal(whole[3:11, 4:10].numpy(), tensors["w"])
     assert int((whole != 0).sum()) == int((tensors["w"] != 0).sum())
@@ -131,7 +131,7 @@ def test_a_window_of_a_tensor_on_a_device_is_filled_in_its_place(monkeypatch: py
 def test_a_receiver_gives_a_thread_the_same_memory_again() -> None:
     relays = Relays()
     first, second = TensorRelay(torch.zeros(4, 4), relays), TensorRelay(torch.zeros(9), relays)
-    one, other = np.frombuffer(first.room(16), np.uint8), np.frombuffer(second.room(36), np.uint8)
+    one, other = np.frombuffer(first.part_buffer(16), np.uint8), np.frombuffer(second.part_buffer(36), np.uint8)
     assert one.ctypes.data == other.ctypes.data
 
 

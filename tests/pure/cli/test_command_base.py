@@ -68,7 +68,7 @@ def test_a_stop_at_any_moment_arrives() -> None:
                     RaisesInItsDestructor()
                     admin = MemoryServerAdmin("127.0.0.1", 1, "x", 1.0)
                     try:
-                        admin.instance()
+                        admin.read_instance()
                     except (SurefootError, ValueError):
                         pass
                     finally:

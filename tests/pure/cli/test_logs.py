@@ -20,7 +20,7 @@ from surefoot_operator.cli.cluster_access import ClusterConnection, ClusterReque
 from surefoot_operator.cli.logs import MAX_LINE_BYTES, blamed_incident, split_lines
 from surefoot_operator.cli.main import build_parser, main
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 FAILED = Incident("trainer-failed", "rank 1 ended with exit code 1", 1, "n1", 2, BEGAN, rank=1)
@@ -135,16 +135,18 @@ def test_who_may_not_read_logs_is_told_so(server: FakeApi) -> None:
 def run(tmp_path: Path) -> RunFolder:
     """A run whose worker 1 failed in epoch 2 and has a second attempt since."""
     folder = RunFolder(tmp_path)
-    folder.make()
-    Store(folder).write_job(stored_document(), "uid-1")
-    Store(folder).patch_status(replace(running().status, serial=0, incidents=(FAILED,)), JobStatus())
+    folder.create_folders()
+    RunFolderStore(folder).write_job(stored_document(), "uid-1")
+    RunFolderStore(folder).patch_status(replace(running().status, serial=0, incidents=(FAILED,)), JobStatus())
     for attempt, epoch in ((1, 1), (1, 2), (2, 3)):
-        path = folder.logs / f"worker-1-{attempt}" / f"epoch-{epoch}" / "rank-1.log"
+        path = folder.logs_folder / f"worker-1-{attempt}" / f"epoch-{epoch}" / "rank-1.log"
         path.parent.mkdir(parents=True)
         path.write_text("".join(f"line {number} of epoch {epoch}\n" for number in range(5)))
     for attempt in (1, 2):
-        (folder.logs / f"worker-1-{attempt}" / "agent.log").write_text(f"[rank 1] line 4\nthe agent's {attempt}\n")
-    (folder.logs / "worker-x-1").mkdir()
+        (folder.logs_folder / f"worker-1-{attempt}" / "agent.log").write_text(
+            f"[rank 1] line 4\nthe agent's {attempt}\n"
+        )
+    (folder.logs_folder / "worker-x-1").mkdir()
     return folder
 
 
@@ -172,8 +174,8 @@ def test_a_run_folder_has_a_file_for_each(
 
 
 def test_a_lost_worker_of_a_run_has_its_agent_blamed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    before = Store(run).status()
-    Store(run).patch_status(replace(before, incidents=(replace(FAILED, rank=None),)), before)
+    before = RunFolderStore(run).read_status()
+    RunFolderStore(run).patch_status(replace(before, incidents=(replace(FAILED, rank=None),)), before)
     lines = said(capsys, "--run-folder", str(run.root))
     assert lines[0] == "== worker 1 (attempt 1), blamed: rank 1 ended with exit code 1"
     assert lines[-1] == "the agent's 1"
@@ -181,7 +183,7 @@ def test_a_lost_worker_of_a_run_has_its_agent_blamed(run: RunFolder, capsys: pyt
 
 def test_a_file_is_followed_by_other_means(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "--run-folder", str(run.root), "-f"]) == 2
-    assert f"tail -f {run.logs / 'worker-1-1' / 'epoch-2' / 'rank-1.log'}" in capsys.readouterr().err
+    assert f"tail -f {run.logs_folder / 'worker-1-1' / 'epoch-2' / 'rank-1.log'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--tail", "0"], ["--tail", "9999999"]])

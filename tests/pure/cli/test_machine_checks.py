@@ -24,7 +24,7 @@ def job(limit: str | None) -> TrainingJob:
 @pytest.fixture(autouse=True)
 def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing_module", lambda extra: None)
-    monkeypatch.setattr(doctor, "find_program", lambda: "/usr/bin/redis-server")
+    monkeypatch.setattr(doctor, "find_server_program", lambda: "/usr/bin/redis-server")
     monkeypatch.setattr(doctor.metadata, "version", lambda package: "2.8.0")
     monkeypatch.setattr(doctor, "available_bytes", lambda *texts: 16 << 30)
 

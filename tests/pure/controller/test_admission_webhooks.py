@@ -17,8 +17,8 @@ from surefoot_operator.controller.admission_webhooks import (
     InvalidAdmissionReview,
     build_response,
     ca_bundle_patch,
-    judged_job,
-    read_review,
+    job_to_review,
+    parse_review,
     reject,
     reject_for_now,
 )
@@ -46,11 +46,11 @@ def said(found: AdmissionResponse | TrainingJob) -> AdmissionResponse:
 
 
 def created(body: dict[str, Any]) -> AdmissionResponse:
-    return said(judged_job(AdmissionRequest("u", "CREATE", "team", str(body["metadata"].get("name", "")), body)))
+    return said(job_to_review(AdmissionRequest("u", "CREATE", "team", str(body["metadata"].get("name", "")), body)))
 
 
 def updated(old: dict[str, Any], new: dict[str, Any]) -> AdmissionResponse:
-    return said(judged_job(AdmissionRequest("u", "UPDATE", "team", "gpt", new, old)))
+    return said(job_to_review(AdmissionRequest("u", "UPDATE", "team", "gpt", new, old)))
 
 
 def test_a_job_that_can_be_run_is_let_in() -> None:
@@ -59,7 +59,7 @@ def test_a_job_that_can_be_run_is_let_in() -> None:
 
 def test_one_that_cannot_is_refused_with_the_sentence_of_its_condition() -> None:
     verdict = created(job(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}))
-    assert (verdict.allowed, verdict.code) == (False, 422)
+    assert (verdict.allowed, verdict.status_code) == (False, 422)
     assert verdict.message.startswith("the job's spec is invalid: spec.elasticPolicy")
 
 
@@ -96,9 +96,9 @@ def posted(**request: Any) -> dict[str, Any]:
 
 
 def test_a_review_is_read_as_the_server_writes_it() -> None:
-    review = read_review(posted(oldObject=None, dryRun=True))
+    review = parse_review(posted(oldObject=None, dryRun=True))
     assert (review.uid, review.operation, review.namespace, review.name) == ("u-1", "CREATE", "team", "gpt")
-    assert (review.body, review.old) == ({"spec": {}}, {})
+    assert (review.new_object, review.old_object) == ({"spec": {}}, {})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_review_is_read_as_the_server_writes_it() -> None:
 )
 def test_anything_else_is_a_bad_request(document: object) -> None:
     with pytest.raises(InvalidAdmissionReview):
-        read_review(document)
+        parse_review(document)
 
 
 @given(
@@ -129,13 +129,13 @@ def test_anything_else_is_a_bad_request(document: object) -> None:
 )
 def test_nothing_that_is_json_breaks_the_reader(request: Any) -> None:
     try:
-        read_review(posted() | {"request": request})
+        parse_review(posted() | {"request": request})
     except InvalidAdmissionReview:
         pass
 
 
 def test_an_answer_bears_the_uid_and_what_people_read() -> None:
-    review = read_review(posted())
+    review = parse_review(posted())
     assert build_response(review, ALLOWED)["response"] == {"uid": "u-1", "allowed": True}
     assert build_response(review, AdmissionResponse(True, warnings=("mind",)))["response"]["warnings"] == ["mind"]
     assert build_response(review, reject("no"))["response"]["status"]["code"] == 422

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.controller.cluster_settings import InvalidSetting, cluster_settings
+from surefoot_operator.controller.cluster_settings import InvalidSetting, read_cluster_settings
 
 
 def test_in_a_pod_the_environment_says_enough() -> None:
-    found = cluster_settings({"SUREFOOT_NAMESPACE": "sf", "SUREFOOT_POD_NAME": "operator-x"}, [], life="abc")
+    found = read_cluster_settings(
+        {"SUREFOOT_NAMESPACE": "sf", "SUREFOOT_POD_NAME": "operator-x"}, [], identity_suffix="abc"
+    )
     assert found.namespace == "sf"
     assert found.identity == found.pod_name == "operator-x"
     assert found.coordinator_url == "wss://surefoot-coordinator.sf.svc:8443/v1/agents"
@@ -21,20 +23,20 @@ def test_in_a_pod_the_environment_says_enough() -> None:
 
 
 def test_its_own_files_name_the_namespace_and_its_host_the_pod() -> None:
-    found = cluster_settings({"HOSTNAME": "operator-y"}, [], "from-a-file")
+    found = read_cluster_settings({"HOSTNAME": "operator-y"}, [], "from-a-file")
     assert (found.namespace, found.pod_name) == ("from-a-file", "operator-y")
-    assert cluster_settings({}, []).namespace == "surefoot-system"
+    assert read_cluster_settings({}, []).namespace == "surefoot-system"
 
 
 def test_flags_win_over_variables() -> None:
     environment = {"SUREFOOT_NAMESPACE": "a", "SUREFOOT_COORDINATOR_PORT": "1", "SUREFOOT_LOG_LEVEL": "debug"}
-    found = cluster_settings(environment, ["--namespace", "b", "--coordinator-port", "2"])
+    found = read_cluster_settings(environment, ["--namespace", "b", "--coordinator-port", "2"])
     assert (found.namespace, found.coordinator_port, found.log_level) == ("b", 2, "DEBUG")
 
 
 def test_on_a_desk_two_of_one_name_are_two() -> None:
     flags = ["--kubeconfig", "some/file", "--pod-name", "me"]
-    first, second = (cluster_settings({}, flags, life=life) for life in ("1", "2"))
+    first, second = (read_cluster_settings({}, flags, identity_suffix=life) for life in ("1", "2"))
     assert first.kubeconfig == Path("some/file")
     assert first.pod_name == second.pod_name == "me"
     assert first.identity != second.identity
@@ -55,7 +57,7 @@ def test_every_other_variable_is_read() -> None:
         "SUREFOOT_METRICS_PORT": "0",
         "SUREFOOT_SHARDS": "3",
     }
-    found = cluster_settings(environment, [])
+    found = read_cluster_settings(environment, [])
     assert (found.watch_namespace, found.shards) == ("team", 3)
     assert (found.lease_name, found.tls_secret, found.keys_secret) == ("lease", "tls", "keys")
     assert (found.memory_admin_secret, found.memory_daemonset, found.memory_tls) == ("admin", "memory", True)
@@ -84,12 +86,12 @@ def test_every_other_variable_is_read() -> None:
 )
 def test_what_cannot_be_is_refused_with_its_name(name: str, text: str, sentence: str) -> None:
     with pytest.raises(InvalidSetting, match=f"{name} is .*{sentence}"):
-        cluster_settings({name: text}, [])
+        read_cluster_settings({name: text}, [])
 
 
 def test_gang_schedulers_are_named_with_commas_between() -> None:
-    assert cluster_settings({}, []).gang_schedulers == ()
-    found = cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "Coscheduling, "}, [])
+    assert read_cluster_settings({}, []).gang_schedulers == ()
+    found = read_cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "Coscheduling, "}, [])
     assert found.gang_schedulers == ("Coscheduling",)
     with pytest.raises(InvalidSetting, match="list of some of Coscheduling"):
-        cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "coscheduling"}, [])
+        read_cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "coscheduling"}, [])

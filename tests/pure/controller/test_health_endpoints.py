@@ -9,7 +9,7 @@ import pytest
 from support.builders import job, worker
 from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.controller.health_endpoints import LivenessLimits, LivenessSigns, liveness_failures
-from surefoot_operator.controller.shard_leadership import is_managed
+from surefoot_operator.controller.shard_leadership import select_managed_jobs
 from surefoot_operator.policy.membership.lifecycle import is_idle
 
 
@@ -73,5 +73,5 @@ def test_jobs_of_another_manager_or_namespace_are_left_alone() -> None:
         stored("elsewhere", "other"),
         {"metadata": {"name": "bare", "namespace": "team", "uid": "u"}},
     ]
-    assert {key.name for key in is_managed(jobs)} == {"plain", "named", "elsewhere", "bare"}
-    assert {key.name for key in is_managed(jobs, "team")} == {"plain", "named", "bare"}
+    assert {key.name for key in select_managed_jobs(jobs)} == {"plain", "named", "elsewhere", "bare"}
+    assert {key.name for key in select_managed_jobs(jobs, "team")} == {"plain", "named", "bare"}

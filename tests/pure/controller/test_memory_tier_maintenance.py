@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.controller.memory_tier_maintenance import ROLLOUT_APPROVED, ROLLOUT_BLOCKED, rollout_blocker
-from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServerPod, ready_servers
+from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServerPod, digest_ready_servers
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def pod(name: str, uid: str, **changes: Any) -> MemoryServerPod:
 
 
 def test_an_assent_is_to_the_very_pods_that_were_ready() -> None:
-    before = ready_servers([pod("a", "1"), pod("b", "2")])
-    assert ready_servers([pod("b", "2"), pod("a", "1")]) == before
-    assert ready_servers([pod("a", "1"), pod("b", "restarted")]) != before
-    assert ready_servers([pod("a", "1"), pod("b", "2", ready=False)]) != before
-    assert ready_servers([pod("a", "1"), pod("b", "2", node_ready=False)]) != before
+    before = digest_ready_servers([pod("a", "1"), pod("b", "2")])
+    assert digest_ready_servers([pod("b", "2"), pod("a", "1")]) == before
+    assert digest_ready_servers([pod("a", "1"), pod("b", "restarted")]) != before
+    assert digest_ready_servers([pod("a", "1"), pod("b", "2", ready=False)]) != before
+    assert digest_ready_servers([pod("a", "1"), pod("b", "2", node_ready=False)]) != before

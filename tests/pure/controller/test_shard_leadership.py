@@ -10,7 +10,7 @@ import pytest
 from surefoot_operator.controller.shard_leadership import NodeReporter
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
-from surefoot_operator.platforms.kubernetes.api_writes import timestamp
+from surefoot_operator.platforms.kubernetes.api_writes import format_time
 
 NOW = 1_000_000.0
 NODE = {
@@ -20,7 +20,7 @@ NODE = {
 }
 JOB = {
     "metadata": {"namespace": "ns", "name": "gpt"},
-    "status": {"unhealthyNodes": [{"name": "n0", "reason": "GpuLost: x", "untilTime": timestamp(NOW + 100)}]},
+    "status": {"unhealthyNodes": [{"name": "n0", "reason": "GpuLost: x", "untilTime": format_time(NOW + 100)}]},
 }
 
 

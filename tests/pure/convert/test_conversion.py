@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.main import main
-from surefoot_operator.convert.conversion import KINDS, converted, of_command
-from surefoot_operator.convert.job_draft import THE_PROGRAM, rendered
+from surefoot_operator.convert.conversion import KINDS, convert_command, convert_documents
+from surefoot_operator.convert.job_draft import ADAPT_PROGRAM, render_yaml
 from surefoot_operator.convert.manifest import NotConvertible
 
 # ---- conversion ------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:
     assert "restartPolicy" not in pod
     left = {note.path for note in found.skipped_fields}
     assert {"spec.elasticPolicy.rdzvBackend", "spec.elasticPolicy.metrics", "spec.runPolicy.cleanPodPolicy"} <= left
-    assert found.to_do == (THE_PROGRAM,)
+    assert found.to_do == (ADAPT_PROGRAM,)
 
 
 def test_masters_and_workers_that_differ_are_said() -> None:
@@ -84,13 +84,13 @@ def test_a_train_job_lies_over_its_runtime() -> None:
     container = job.spec.template.raw["spec"]["containers"][0]
     assert (container["image"], job.spec.replicas, job.spec.nproc_per_node, job.spec.suspend) == ("torch:2", 3, 2, True)
     assert dict(job.spec.template.env) == {"A": "c", "B": "b"}
-    assert found.to_do == (THE_PROGRAM,)
+    assert found.to_do == (ADAPT_PROGRAM,)
     alone, _ = one(train_job())
     assert "the runtime torch is not in the file" in alone.to_do[0]
 
 
 def test_a_command_line_is_a_job() -> None:
-    found = of_command(
+    found = convert_command(
         ["torchrun", "--nnodes=2:4", "--nproc-per-node=8", "--max-restarts=3", "src/pre_train.py", "--lr", "1"]
     )
     spec = parse_job(found.job).spec
@@ -98,7 +98,7 @@ def test_a_command_line_is_a_job() -> None:
     assert (found.job["metadata"]["name"], spec.replicas, spec.nproc_per_node) == ("pre-train", 4, 8)
     assert (spec.elastic_policy.min_replicas, spec.failure_policy.max_restarts) == (2, 3)
     with pytest.raises(NotConvertible, match="does not begin with torchrun"):
-        of_command(["python", "train.py"])
+        convert_command(["python", "train.py"])
 
 
 def test_placeholders_are_named_and_their_place_is_to_be_filled() -> None:
@@ -120,16 +120,16 @@ def test_a_launcher_within_another_program_is_said() -> None:
 
 
 def test_texts_that_other_readers_take_for_numbers_are_quoted() -> None:
-    found = of_command(["torchrun", "a.py", "1e-4", "0o7", "y", "0x1F", ".5"])
+    found = convert_command(["torchrun", "a.py", "1e-4", "0o7", "y", "0x1F", ".5"])
     for text in ("1e-4", "0o7", "y", "0x1F", ".5"):
-        assert f"- '{text}'\n" in rendered(found)
+        assert f"- '{text}'\n" in render_yaml(found)
 
 
 def test_a_file_without_a_job_is_refused_by_what_it_has() -> None:
     with pytest.raises(NotConvertible, match="it has Service etcd"):
-        converted([{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "etcd"}}])
+        convert_documents([{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "etcd"}}])
     with pytest.raises(NotConvertible, match="Master or a Worker"):
-        converted([{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}])
+        convert_documents([{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}])
 
 
 PATHS = st.sampled_from([(), ("runPolicy",), ("elasticPolicy",), ("failurePolicy",), ("network",), ("trainer",)])
@@ -142,10 +142,10 @@ def test_a_field_that_nobody_knows_is_reported_without_its_value(make: Any, path
     for key in path:
         at = at.setdefault(key, {})
     at["novelty"] = {"inside": "s3cr3t-value"}
-    (found,), _ = converted([job])
+    (found,), _ = convert_documents([job])
     dotted = ".".join(("spec", *path))
     assert any(note.path.startswith(dotted) for note in found.skipped_fields)
-    assert "s3cr3t-value" not in rendered(found)
+    assert "s3cr3t-value" not in render_yaml(found)
 
 
 VALUES = st.recursive(
@@ -169,11 +169,11 @@ def test_whatever_stands_in_a_field_is_converted_or_refused(make: Any, data: st.
         at = at[key]
     parent[key] = data.draw(VALUES)
     try:
-        found, _ = converted([job])
+        found, _ = convert_documents([job])
     except NotConvertible as refused:
         assert str(refused)  # noqa: PT017  # either is right
     else:
-        assert all(rendered(conversion) for conversion in found)
+        assert all(render_yaml(conversion) for conversion in found)
 
 
 def test_every_kind_is_tried_here() -> None:

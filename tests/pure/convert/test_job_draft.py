@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.convert.job_draft import LauncherCommand, read_launch, rendered, shell_of, without_launcher
+from surefoot_operator.convert.job_draft import (
+    LauncherCommand,
+    parse_launcher_command,
+    render_yaml,
+    replace_launcher,
+    shell_script_index,
+)
 from surefoot_operator.convert.manifest import NotConvertible
 
 # ---- launcher --------------------------------------------------------------------------------------------------------
@@ -45,14 +51,14 @@ from surefoot_operator.convert.manifest import NotConvertible
     ],
 )
 def test_a_launchers_options_are_told_apart_from_the_programs(line: str, said: LauncherCommand) -> None:
-    assert read_launch(line.split()) == said
+    assert parse_launcher_command(line.split()) == said
 
 
 @pytest.mark.parametrize(
     "line", ["", "python train.py", "python -m pkg.train", "python -c 1 -m torch.distributed.run", "bash torchrun.sh"]
 )
 def test_other_commands_start_no_launcher(line: str) -> None:
-    assert read_launch(line.split()) is None
+    assert parse_launcher_command(line.split()) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def test_other_commands_start_no_launcher(line: str) -> None:
 )
 def test_what_is_not_understood_is_refused_by_name(line: str, said: str) -> None:
     with pytest.raises(NotConvertible, match=said):
-        read_launch(line.split())
+        parse_launcher_command(line.split())
 
 
 @pytest.mark.parametrize(
@@ -86,11 +92,11 @@ def test_what_is_not_understood_is_refused_by_name(line: str, said: str) -> None
     ],
 )
 def test_only_the_launcher_goes_out_of_a_script(before: str, after: str) -> None:
-    assert without_launcher(before).text == after
+    assert replace_launcher(before).text == after
 
 
 def test_a_script_tells_what_it_sets() -> None:
-    found = without_launcher("export N=8\nM='2'\ntorchrun --nproc_per_node=$N --nnodes=${M} a.py")
+    found = replace_launcher("export N=8\nM='2'\ntorchrun --nproc_per_node=$N --nnodes=${M} a.py")
     assert found.variables == {"N": "8", "M": "2"}
     assert found.launch is not None
     assert (found.launch.ranks, found.launch.nodes) == ("$N", "${M}")
@@ -106,13 +112,13 @@ def test_a_script_tells_what_it_sets() -> None:
 )
 def test_a_script_that_is_not_understood_is_refused(script: str, said: str) -> None:
     with pytest.raises(NotConvertible, match=said):
-        without_launcher(script)
+        replace_launcher(script)
 
 
 @given(st.text(alphabet="ab \t\n;&|\\'\"`$(){}#<>=-", max_size=60))
 def test_a_script_without_a_launcher_stays_as_it_is(script: str) -> None:
     try:
-        assert without_launcher(script).text == script
+        assert replace_launcher(script).text == script
     except NotConvertible as refused:
         assert "\n" not in str(refused)  # noqa: PT017  # either is right
 
@@ -127,7 +133,7 @@ def test_the_rewritten_script_gives_the_program_the_words_that_the_launcher_woul
     """Judged by a shell: both scripts print the words of their last command."""
     show = "python() { shift; printf '%s\\n' \"$@\"; }; torchrun() { shift 2; printf '%s\\n' \"$@\"; }\n"
     given = "\n".join([*before, "torchrun --nnodes=2 a.py " + " ".join(words)])
-    rewritten = without_launcher(given).text.replace("exec python", "python")
+    rewritten = replace_launcher(given).text.replace("exec python", "python")
     told = [
         subprocess.run(["sh", "-c", show + text], capture_output=True, text=True, check=True).stdout
         for text in (given, rewritten)
@@ -136,9 +142,9 @@ def test_the_rewritten_script_gives_the_program_the_words_that_the_launcher_woul
 
 
 def test_a_shells_script_is_found_behind_its_options() -> None:
-    assert shell_of(["/bin/bash", "-x", "-ec", "script", "name"]) == 3
-    assert shell_of(["bash", "script.sh"]) is None
-    assert shell_of(["python", "-c", "1"]) is None
+    assert shell_script_index(["/bin/bash", "-x", "-ec", "script", "name"]) == 3
+    assert shell_script_index(["bash", "script.sh"]) is None
+    assert shell_script_index(["python", "-c", "1"]) is None
 
 
 # ---- left out --------------------------------------------------------------------------------------------------------
@@ -157,7 +163,7 @@ def test_claims_that_another_controller_made_are_named_and_so_are_the_mounts_tha
     job["spec"]["volumeClaimPolicies"] = CLAIMS
     job["spec"]["replicatedJobs"][1]["template"]["spec"]["template"] = mounting("data")
     found, _ = one(job)
-    text = rendered(found)
+    text = render_yaml(found)
     assert "spec.volumeClaimPolicies: create the claims yourself and name them in spec.template.spec.volumes" in text
     assert any(told.startswith("spec.template.spec.volumes lacks data,") for told in found.to_do)
     job["spec"]["replicatedJobs"][1]["template"]["spec"]["template"] = mounting("scratch")

@@ -13,7 +13,7 @@ from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave, WorkerId
-from surefoot.protocol.memory_server_list import MemoryServerList, known_transitions, list_changes
+from surefoot.protocol.memory_server_list import MemoryServerList, list_changes, list_transitions
 from surefoot.protocol.messages import (
     Assign,
     Barrier,
@@ -29,7 +29,7 @@ from surefoot.protocol.wire import decode
 from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.coordinator import agent_channel, pending_requests, uploads
 from surefoot_operator.coordinator.agent_channel import (
-    SEND_BATCH_SECONDS,
+    SEND_BATCH_AGENTS,
     AgentChannel,
     AgentConnection,
     EncodedListCache,
@@ -38,8 +38,8 @@ from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import (
     DesiredState,
     ServerListScope,
-    desired_state,
-    desired_state_after,
+    derive_desired_state,
+    update_desired_state,
 )
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
@@ -48,7 +48,7 @@ from surefoot_operator.policy.failure.memory_server_liveness import UsableMemory
 #
 # Said to everybody each time, one answer of each of two thousand agents would be four million messages looked over.
 
-MANY = 3 * SEND_BATCH_SECONDS
+MANY = 3 * SEND_BATCH_AGENTS
 MEMBERS = tuple(member(i) for i in range(MANY))
 HOLDERS = tuple(endpoint(f"n{i}") for i in range(MANY))
 USABLE = UsableMemoryServers(HOLDERS)
@@ -59,7 +59,7 @@ CLAIMED = replace(STATUS, membership=Membership(2, "Claimed", world_size=MANY, m
 class Told:
     """A line that notes how often it is told something."""
 
-    is_sent_all_servers = False
+    was_sent_all_servers = False
 
     def __init__(self, log: list[int], index: int) -> None:
         self.worker: WorkerId | None = None
@@ -81,12 +81,12 @@ class Talk:
         self.told: list[int] = []
         self.channel = AgentChannel("job-1", 0.5, lambda: 1000.0, lambda urgent: None)
         self.channel.set_expected_workers(WorkerId(i, 1) for i in range(MANY))
-        self.channel.apply_state(desired_state(STATUS, UsableMemoryServers(HOLDERS), 2))
+        self.channel.apply_desired_state(derive_desired_state(STATUS, UsableMemoryServers(HOLDERS), 2))
         self.lines = [cast(AgentConnection, Told(self.told, i)) for i in range(MANY)]
         for i, line in enumerate(self.lines):
             said = hello(i, incarnation=MEMBERS[i].incarnation, generation=1, stopped=1)
-            assert self.channel.rejection(said) is None
-            self.channel.join(said, line)
+            assert self.channel.hello_rejection(said) is None
+            self.channel.accept_agent(said, line)
 
     async def heard_by_now(self) -> list[int]:
         """Who was told since the last question, once nobody waits for his turn."""
@@ -110,7 +110,7 @@ def test_nobody_hears_a_rule_that_says_the_same() -> None:
         all_on = Talk()
         await all_on.heard_by_now()
         again = replace(STATUS, step=77, message="epoch 1 runs", assigned_servers=tuple(HOLDERS))
-        all_on.channel.apply_state(desired_state(again, UsableMemoryServers(tuple(HOLDERS)), 2))
+        all_on.channel.apply_desired_state(derive_desired_state(again, UsableMemoryServers(tuple(HOLDERS)), 2))
         assert await all_on.heard_by_now() == []
 
     asyncio.run(talk())
@@ -123,14 +123,15 @@ def test_an_order_reaches_its_worker_and_an_answer_concerns_who_gave_it() -> Non
         save, holders = RankSave(1, 5, 0), (MemoryServerInstance("n0", "n0-i0"), MemoryServerInstance("n1", "n1-i0"))
         all_on.channel.apply_transition(
             lambda s: replace(
-                s, orders=uploads.repair(s.orders, [(WorkerId(7, 1), RepairSave(0, 1, save, *holders))], 0.0)
+                s,
+                requests=uploads.request_repairs(s.requests, [(WorkerId(7, 1), RepairSave(0, 1, save, *holders))], 0.0),
             )
         )
         assert await all_on.heard_by_now() == [7]
         members = [WorkerId(i, 1) for i in range(MANY)]
         all_on.channel.apply_transition(
             lambda s: replace(
-                s, orders=replace(s.orders, barrier=update_barrier(None, Barrier(1, 9, "proposed"), members, 0.0))
+                s, requests=replace(s.requests, barrier=update_barrier(None, Barrier(1, 9, "proposed"), members, 0.0))
             )
         )
         assert sorted(await all_on.heard_by_now()) == list(range(MANY))
@@ -158,13 +159,13 @@ def test_a_word_to_all_lets_others_have_their_turns() -> None:
         all_on = Talk()
         await all_on.heard_by_now()
         claimed = replace(STATUS, membership=Membership(2, "Claimed", members=MEMBERS))
-        all_on.channel.apply_state(desired_state(claimed, UsableMemoryServers(HOLDERS), 2))
+        all_on.channel.apply_desired_state(derive_desired_state(claimed, UsableMemoryServers(HOLDERS), 2))
         most = 0
         while all_on.channel._workers_to_serve:
             await asyncio.sleep(0)
             most = max(most, len(all_on.told))
             all_on.told.clear()
-        assert 0 < most <= SEND_BATCH_SECONDS
+        assert 0 < most <= SEND_BATCH_AGENTS
 
     asyncio.run(talk())
 
@@ -175,7 +176,7 @@ def test_what_waits_for_its_turn_is_said_as_things_stand_then() -> None:
         await all_on.heard_by_now()
         for epoch in (2, 3):
             claimed = replace(STATUS, membership=Membership(epoch, "Claimed", members=MEMBERS))
-            all_on.channel.apply_state(desired_state(claimed, UsableMemoryServers(HOLDERS), 2))
+            all_on.channel.apply_desired_state(derive_desired_state(claimed, UsableMemoryServers(HOLDERS), 2))
         assert sorted(await all_on.heard_by_now()) == list(range(MANY))
 
     asyncio.run(talk())
@@ -185,20 +186,20 @@ def test_an_unused_checkpoint_is_no_reason_to_speak() -> None:
     """A status that only reports progress says nothing to agents, whatever it says to people."""
     ahead = replace(STATUS, last_complete=Checkpoint(1, 40))
     assert (
-        desired_state(ahead, UsableMemoryServers(HOLDERS), 2).sent_parts
-        == desired_state(STATUS, UsableMemoryServers(HOLDERS), 2).sent_parts
+        derive_desired_state(ahead, UsableMemoryServers(HOLDERS), 2).sent_parts
+        == derive_desired_state(STATUS, UsableMemoryServers(HOLDERS), 2).sent_parts
     )
 
 
 def test_a_round_that_changes_neither_world_nor_holders_places_nothing_anew() -> None:
-    first = desired_state_after(None, STATUS, USABLE, 2, "t")
-    assert replace(first, inputs=()) == desired_state(STATUS, UsableMemoryServers(HOLDERS), 2, "t")
+    first = update_desired_state(None, STATUS, USABLE, 2, "t")
+    assert replace(first, inputs=()) == derive_desired_state(STATUS, UsableMemoryServers(HOLDERS), 2, "t")
     ahead = replace(STATUS, step=99)
-    assert counted(lambda: desired_state_after(first, ahead, UsableMemoryServers(tuple(HOLDERS)), 2, "t")) < 5 * MANY
-    assert desired_state_after(first, ahead, USABLE, 2, "t").status.step == 99
-    fewer = desired_state_after(first, ahead, UsableMemoryServers(HOLDERS[:-1]), 2, "t")
-    assert fewer.servers == desired_state(ahead, UsableMemoryServers(HOLDERS[:-1]), 2, "t").servers
-    assert desired_state_after(first, ahead, USABLE, 2, "another").token == "another"
+    assert counted(lambda: update_desired_state(first, ahead, UsableMemoryServers(tuple(HOLDERS)), 2, "t")) < 5 * MANY
+    assert update_desired_state(first, ahead, USABLE, 2, "t").status.step == 99
+    fewer = update_desired_state(first, ahead, UsableMemoryServers(HOLDERS[:-1]), 2, "t")
+    assert fewer.servers == derive_desired_state(ahead, UsableMemoryServers(HOLDERS[:-1]), 2, "t").servers
+    assert update_desired_state(first, ahead, USABLE, 2, "another").token == "another"
 
 
 def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() -> None:
@@ -208,7 +209,7 @@ def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() 
         copies = [(worker, RepairSave(0, 1, RankSave(1, 10, worker.index), *holders)) for worker in workers]
 
         def all_of_them() -> None:
-            book = uploads.repair(pending_requests.PendingRequests(1), copies, 0.0)
+            book = uploads.request_repairs(pending_requests.PendingRequests(1), copies, 0.0)
             assert [len(book.requests_of(worker)) for worker in workers] == [1] * agents
 
         return counted(all_of_them)
@@ -242,18 +243,18 @@ def test_a_plan_waits_for_nobody_but_those_who_change_it(status: JobStatus, gene
 
     async def talk() -> None:
         one, woken = Talk(), list[bool]()
-        one.channel.apply_state(desired_state(status, USABLE, 2))
+        one.channel.apply_desired_state(derive_desired_state(status, USABLE, 2))
         one.channel._changed = woken.append
         said = hello(7, incarnation=MEMBERS[7].incarnation, generation=generation, stopped=1)
-        one.channel.join(said, cast(AgentConnection, Told([], 7)))
+        one.channel.accept_agent(said, cast(AgentConnection, Told([], 7)))
         assert woken == [at_once]
 
     asyncio.run(talk())
 
 
 def test_of_a_claimed_world_no_copies_are_placed() -> None:
-    assert desired_state(STATUS, USABLE, 2).targets
-    assert not desired_state(CLAIMED, USABLE, 2).targets
+    assert derive_desired_state(STATUS, USABLE, 2).targets
+    assert not derive_desired_state(CLAIMED, USABLE, 2).targets
 
 
 # ---- shared texts ----------------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def ruled(
     status: JobStatus = STATUS_SHARED_TEXTS,
     scope: ServerListScope | None = None,
 ) -> DesiredState:
-    return desired_state(status, UsableMemoryServers(tuple(holders)), 2, scope=ALL if scope is None else scope)
+    return derive_desired_state(status, UsableMemoryServers(tuple(holders)), 2, scope=ALL if scope is None else scope)
 
 
 class Texts(AgentConnection):
@@ -295,17 +296,17 @@ class Texts(AgentConnection):
         return [message for message in told if message is not None]
 
 
-ALL = ServerListScope(send_all=len(HOLDERS_SHARED_TEXTS))
+ALL = ServerListScope(send_all_up_to=len(HOLDERS_SHARED_TEXTS))
 """Every agent is told of all holders."""
 
 
 def joined(scope: ServerListScope = ALL) -> tuple[AgentChannel, list[Texts]]:
     channel, shared = AgentChannel("job-1", 0.5, lambda: 1000.0, lambda urgent: None), EncodedListCache()
     channel.set_expected_workers(WorkerId(i, 1) for i in range(COUNT))
-    channel.apply_state(ruled(scope=scope))
+    channel.apply_desired_state(ruled(scope=scope))
     lines = [Texts(shared) for _ in range(COUNT)]
     for i, line in enumerate(lines):
-        channel.join(hello(i, incarnation=MEMBERS_SHARED_TEXTS[i].incarnation, generation=1, stopped=1), line)
+        channel.accept_agent(hello(i, incarnation=MEMBERS_SHARED_TEXTS[i].incarnation, generation=1, stopped=1), line)
     return channel, lines
 
 
@@ -320,7 +321,7 @@ def test_the_list_of_holders_is_encoded_once_and_shared(monkeypatch: pytest.Monk
     for line in lines:
         (mine,) = (m for m in line.heard() if isinstance(m, Assign))
         assert mine.servers == HOLDERS_SHARED_TEXTS
-    channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1]))
+    channel.apply_desired_state(ruled(HOLDERS_SHARED_TEXTS[:-1]))
     assert len([message for (message,) in encoded if type(message).__name__ == "MemoryServerChanges"]) == 2
 
 
@@ -328,14 +329,14 @@ def test_a_change_that_does_not_concern_a_worker_costs_it_less_than_a_kilobyte()
     channel, lines = joined()
     for line in lines:
         line.heard()
-    channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1]))
+    channel.apply_desired_state(ruled(HOLDERS_SHARED_TEXTS[:-1]))
     for line in lines:
         assert 0 < sum(map(len, line.sent)) < 1000
         (told,) = line.heard()
         assert isinstance(told, MemoryServers)
         assert told.servers == HOLDERS_SHARED_TEXTS[:-1]
     world = replace(cast(Membership, STATUS_SHARED_TEXTS.membership), generation=2, members=MEMBERS_SHARED_TEXTS[:-1])
-    channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1], replace(STATUS_SHARED_TEXTS, membership=world)))
+    channel.apply_desired_state(ruled(HOLDERS_SHARED_TEXTS[:-1], replace(STATUS_SHARED_TEXTS, membership=world)))
     for line in lines[:-1]:
         assert 0 < sum(map(len, line.sent)) < 1000
         (told,) = line.heard()
@@ -360,7 +361,7 @@ def test_an_agent_hears_of_what_its_worker_needs_and_whoever_keeps_house_of_all(
     for (mine,) in others:
         assert {one.instance for one in mine.servers} == set(mine.targets)
         assert mine.is_partial
-    channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1], scope=NARROW))
+    channel.apply_desired_state(ruled(HOLDERS_SHARED_TEXTS[:-1], scope=NARROW))
     assert not any(line.sent for line in lines[1:])  # it concerns nobody else
     assert [told.servers for told in words_of(lines[0])] == [HOLDERS_SHARED_TEXTS[:-1]]
 
@@ -378,7 +379,9 @@ def test_who_asks_is_told_of_all_holders_in_a_text_that_is_the_same_for_others()
         assert (told.servers, told.is_partial) == (HOLDERS_SHARED_TEXTS, False)
     # it is told of changes from then on, also by the next assignment; nothing is taken back
     world = replace(cast(Membership, STATUS_SHARED_TEXTS.membership), generation=2)
-    channel.apply_state(ruled(HOLDERS_SHARED_TEXTS[:-1], replace(STATUS_SHARED_TEXTS, membership=world), NARROW))
+    channel.apply_desired_state(
+        ruled(HOLDERS_SHARED_TEXTS[:-1], replace(STATUS_SHARED_TEXTS, membership=world), NARROW)
+    )
     for line in lines[2:4]:
         assert sum(map(len, line.sent)) < 1000
         (told,) = words_of(line)
@@ -393,7 +396,7 @@ def test_a_holder_that_went_is_not_among_all_that_are_told_later() -> None:
     known = MemoryServerList()
     for steps in (
         ((), before.servers),
-        *known_transitions(before.servers, False, replace(before, servers=left, is_partial=False)),
+        *list_transitions(before.servers, False, replace(before, servers=left, is_partial=False)),
     ):
         changed = list_changes(*steps)
         if changed is not None:
@@ -407,6 +410,6 @@ def test_an_agent_that_came_anew_is_asked_again_what_it_wants() -> None:
     channel, lines = joined(NARROW)
     channel.handle_message(lines[2], ListAllServers(1))
     again = Texts(EncodedListCache())
-    channel.join(hello(2, incarnation=MEMBERS_SHARED_TEXTS[2].incarnation, generation=1, stopped=1), again)
+    channel.accept_agent(hello(2, incarnation=MEMBERS_SHARED_TEXTS[2].incarnation, generation=1, stopped=1), again)
     (told,) = words_of(again)
     assert told.is_partial

@@ -18,10 +18,10 @@ from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.coordinator.desired_messages import (
     ServerListScope,
-    desired_messages,
-    desired_state,
-    needed_servers,
-    scope_after,
+    derive_desired_state,
+    list_desired_messages,
+    select_needed_servers,
+    update_scope,
 )
 from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
@@ -51,7 +51,7 @@ def numbers(told: tuple[MemoryServerEndpoint, ...]) -> list[int]:
 
 
 def test_a_worker_needs_its_targets_and_what_its_own_ranks_and_the_first_one_saved() -> None:
-    needed = needed_servers(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, lambda: READ))
+    needed = select_needed_servers(STATUS, HOLDERS, TARGETS, update_scope(None, STATUS, lambda: READ))
     assert needed is not None
     assert {index: numbers(told) for index, told in needed.items()} == {
         0: [0, 1, 20, 21],
@@ -62,33 +62,33 @@ def test_a_worker_needs_its_targets_and_what_its_own_ranks_and_the_first_one_sav
 
 
 def test_what_no_index_told_of_is_left_to_whoever_asks() -> None:
-    needed = needed_servers(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, tuple))
+    needed = select_needed_servers(STATUS, HOLDERS, TARGETS, update_scope(None, STATUS, tuple))
     assert needed is not None
     assert numbers(needed[1]) == [2, 3]
 
 
 def test_a_holder_that_is_named_no_more_is_told_to_nobody() -> None:
-    needed = needed_servers(
+    needed = select_needed_servers(
         STATUS,
         HOLDERS[:20] + HOLDERS[21:],
         TARGETS,
-        scope_after(None, STATUS, lambda: READ),
+        update_scope(None, STATUS, lambda: READ),
     )
     assert needed is not None
     assert numbers(needed[3]) == [6, 7, 21]
 
 
 def test_all_hear_of_all_where_holders_are_few() -> None:
-    scope = scope_after(None, STATUS, lambda: READ)
-    assert needed_servers(STATUS, HOLDERS[:32], TARGETS, scope) is None
-    assert needed_servers(STATUS, HOLDERS[:33], TARGETS, scope) is not None
+    scope = update_scope(None, STATUS, lambda: READ)
+    assert select_needed_servers(STATUS, HOLDERS[:32], TARGETS, scope) is None
+    assert select_needed_servers(STATUS, HOLDERS[:33], TARGETS, scope) is not None
 
 
 def test_what_a_world_restores_is_read_once() -> None:
-    first = scope_after(None, STATUS, lambda: READ)
-    assert scope_after(first, replace(STATUS, restarts=3), tuple) is first
-    assert scope_after(first, replace(STATUS, membership=replace(WORLD, generation=3)), tuple).copies == {}
-    assert scope_after(
+    first = update_scope(None, STATUS, lambda: READ)
+    assert update_scope(first, replace(STATUS, restarts=3), tuple) is first
+    assert update_scope(first, replace(STATUS, membership=replace(WORLD, generation=3)), tuple).instances_by_rank == {}
+    assert update_scope(
         None, replace(STATUS, membership=replace(WORLD, state="Claimed")), lambda: READ
     ) == ServerListScope(replace(WORLD, state="Claimed"))
 
@@ -118,8 +118,10 @@ def test_a_late_member_hears_what_the_first_heard_and_the_status_does_not_know_i
     told = [
         message.token
         for worker in (A, B)
-        for message in desired_messages(
-            desired_state(TALK_STATUS, UsableMemoryServers(NODES), 2, Secrets(ROOT).generation_token("job-1", 2)),
+        for message in list_desired_messages(
+            derive_desired_state(
+                TALK_STATUS, UsableMemoryServers(NODES), 2, Secrets(ROOT).generation_token("job-1", 2)
+            ),
             talking(),
             worker,
         )
@@ -127,5 +129,5 @@ def test_a_late_member_hears_what_the_first_heard_and_the_status_does_not_know_i
     ]
     assert told == [token, token]
     assert "oken" not in json.dumps(status_to_json(running().status))
-    assert token not in repr(desired_state(TALK_STATUS, UsableMemoryServers(NODES), 2, token))
+    assert token not in repr(derive_desired_state(TALK_STATUS, UsableMemoryServers(NODES), 2, token))
     assert all(m.token == "t2" for m in words(talking(), A) if isinstance(m, Assign))

@@ -8,13 +8,13 @@ from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import Hello, NodeFinding, NodeHealth
 from surefoot.protocol.progress import Progress, RankActivity
 from surefoot_operator.coordinator.sessions import (
-    WINDOW_OBSERVATIONS,
-    WINDOW_STEPS,
+    MIN_WINDOW_OBSERVATIONS,
+    MIN_WINDOW_STEPS,
     Sessions,
     add_activity,
     apply_hello,
     apply_message,
-    new_sessions,
+    create_sessions,
 )
 from surefoot_operator.job_snapshot import MAX_WINDOWS, ActivityHistory, ObservedSession
 
@@ -29,11 +29,11 @@ def told(step: int, *looks: int) -> Progress:
 def test_a_window_has_enough_looks_at_each_rank_and_some_steps() -> None:
     seen = replace(add_activity(ActivityHistory(), told(10, 5, 5)), warmed_up=True)
     assert (seen.window_start_step, seen.windows) == (10, ())
-    assert add_activity(seen, told(30, 5 + WINDOW_OBSERVATIONS, 9)) == seen, "few looks at one of them"
-    assert add_activity(seen, told(10 + WINDOW_STEPS - 1, 500, 500)) == seen, "an evaluation, or steps of minutes"
-    whole = add_activity(seen, told(30, 5 + WINDOW_OBSERVATIONS, 7 + WINDOW_OBSERVATIONS))
-    assert [(w.since_step, [p.observations for p in w.paces]) for w in whole.windows] == [
-        (10, [WINDOW_OBSERVATIONS, WINDOW_OBSERVATIONS + 2])
+    assert add_activity(seen, told(30, 5 + MIN_WINDOW_OBSERVATIONS, 9)) == seen, "few looks at one of them"
+    assert add_activity(seen, told(10 + MIN_WINDOW_STEPS - 1, 500, 500)) == seen, "an evaluation, or steps of minutes"
+    whole = add_activity(seen, told(30, 5 + MIN_WINDOW_OBSERVATIONS, 7 + MIN_WINDOW_OBSERVATIONS))
+    assert [(w.since_step, [p.observations for p in w.activities]) for w in whole.windows] == [
+        (10, [MIN_WINDOW_OBSERVATIONS, MIN_WINDOW_OBSERVATIONS + 2])
     ]
     assert whole.window_start_step == 30
 
@@ -67,7 +67,7 @@ LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
 
 
 def joined() -> Sessions:
-    return apply_hello(new_sessions("job", 0.0), Hello("job", 0, 1, "inc", "n0", "", 0, 0, True), 1.0)
+    return apply_hello(create_sessions("job", 0.0), Hello("job", 0, 1, "inc", "n0", "", 0, 0, True), 1.0)
 
 
 def seen(sessions: Sessions) -> ObservedSession:

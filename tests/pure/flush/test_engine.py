@@ -16,8 +16,8 @@ from surefoot.flush.engine import (
     TargetWriteLock,
     TargetWriteLocks,
     WrittenSave,
-    base_of,
-    successor,
+    choose_copy_base,
+    describe_written_save,
 )
 from surefoot.format.layouts import block_digests
 from surefoot.geometry import Box
@@ -47,7 +47,7 @@ class Writer:
             self.asked.set()  # it stands in the row
             return self.stopped.is_set()
 
-        with self._turn.acquired(is_stopped) as outcome:
+        with self._turn.acquire(is_stopped) as outcome:
             self.outcome = outcome
             self._told.append(self._name)
             self.came.set()
@@ -93,7 +93,7 @@ def test_all_that_wait_behind_a_silent_target_hear_of_it_at_once_and_who_comes_l
     turn = TargetWriteLock()
     first, second, third = row(turn, [], "a", "b", "c")
     assert first.came.wait(SECONDS)
-    turn.fail()
+    turn.report_unavailable()
     for writer in (second, third):
         assert writer.came.wait(SECONDS)
         assert writer.outcome == "unavailable"
@@ -109,24 +109,24 @@ def test_an_error_in_a_turn_ends_it() -> None:
     turn = TargetWriteLock()
     never: Callable[[], bool] = lambda: False  # noqa: E731
     try:
-        with turn.acquired(never):
+        with turn.acquire(never):
             raise ValueError("a writer failed")
     except ValueError:
         pass
-    with turn.acquired(never) as outcome:
+    with turn.acquire(never) as outcome:
         assert outcome == "turn"
 
 
 def test_targets_share_no_turn_and_one_that_nobody_writes_to_is_forgotten() -> None:
     turns = TargetWriteLocks()
-    (first,) = row(turns.of(NODE_A), [], "a")
-    (other,) = row(turns.of(NODE_B), [], "b")
+    (first,) = row(turns.lock_of(NODE_A), [], "a")
+    (other,) = row(turns.lock_of(NODE_B), [], "b")
     assert first.came.wait(SECONDS)
     assert other.came.wait(SECONDS)
     for writer in (first, other):
         writer.end()
-    kept = turns.of(NODE_A)
-    assert turns.of(NODE_A) is kept
+    kept = turns.lock_of(NODE_A)
+    assert turns.lock_of(NODE_A) is kept
     del kept, first, other, writer
     gc.collect()
     assert not turns._locks_by_target
@@ -156,24 +156,24 @@ def test_a_chunk_is_the_same_exactly_where_none_of_its_bytes_changed(changed: li
     same = [data[s : s + n] == DATA[s : s + n] for s, n in zip(starts, lengths, strict=True)]
     for index in range(CHUNKS):
         blocks = STREAM.blocks_of_chunk(index)
-        assert base.has(STREAM, index, table[blocks.start * 8 : blocks.stop * 8]) == same[index]
-    assert base.has_all(STREAM, range(CHUNKS), table) == all(same)
+        assert base.has_equal_chunk(STREAM, index, table[blocks.start * 8 : blocks.stop * 8]) == same[index]
+    assert base.has_equal_chunks(STREAM, range(CHUNKS), table) == all(same)
 
 
 def test_nothing_is_copied_from_another_layout_another_rank_or_the_save_itself() -> None:
     written = WrittenSave(OLD, "layout", b"table")
-    assert base_of(written, NEW, "layout") is written
-    assert base_of(None, NEW, "layout") is None
-    assert base_of(written, NEW, "another layout") is None
-    assert base_of(written, RankSave(1, 20, 1), "layout") is None
-    assert base_of(written, OLD, "layout") is None
+    assert choose_copy_base(written, NEW, "layout") is written
+    assert choose_copy_base(None, NEW, "layout") is None
+    assert choose_copy_base(written, NEW, "another layout") is None
+    assert choose_copy_base(written, RankSave(1, 20, 1), "layout") is None
+    assert choose_copy_base(written, OLD, "layout") is None
 
 
 def test_after_so_many_copies_of_copies_everything_is_sent_once() -> None:
     written, whole = None, []
     for step in range(3 * MAX_COPY_DEPTH):
         save = RankSave(1, step, 0)
-        base = base_of(written, save, "layout")
+        base = choose_copy_base(written, save, "layout")
         whole += [step] if base is None else []
-        written = successor(base, save, "layout", b"table")
+        written = describe_written_save(base, save, "layout", b"table")
     assert whole == [0, MAX_COPY_DEPTH, 2 * MAX_COPY_DEPTH]

@@ -36,7 +36,7 @@ from surefoot.flush.state_machine import (
     TransferFenced,
     TransferStopped,
     WriteTo,
-    step,
+    apply_event,
 )
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import MAX_PART_BYTES
@@ -66,7 +66,7 @@ def state(*targets: MemoryServerInstance, replicas: int = 2, attempts: int = 3) 
 def play(begin: FlushState, *events: Event) -> tuple[FlushState, list[Command]]:
     commands: list[Command] = []
     for event in events:
-        begin, more = step(begin, event)
+        begin, more = apply_event(begin, event)
         commands += more
     return begin, commands
 
@@ -77,10 +77,10 @@ def test_a_save_is_written_to_every_target_and_its_slot_is_freed_by_the_last_ack
     )
     save = sealed().save
     assert commands == [WriteTo(0, A), WriteTo(0, B), CommitOn(0, A), CommitOn(0, B), CopyReport(save, 1)]
-    assert now.pending() == (Checkpoint(3, 10),)
+    assert now.pending_checkpoints() == (Checkpoint(3, 10),)
     now, commands = play(now, Acknowledged(0, B))
     assert commands == [CopyReport(save, 2), FreeSlot(0, save, True, 2)]
-    assert now.pending() == ()
+    assert now.pending_checkpoints() == ()
 
 
 def test_a_refusal_ends_the_save_but_the_slot_waits_for_the_other_writer() -> None:
@@ -121,7 +121,7 @@ def test_the_newest_save_is_kept_and_tried_on_while_no_target_took_it() -> None:
         SaveAbandoned(sealed().save, A, "unavailable"),
         SaveAbandoned(sealed().save, B, "unavailable"),
     ]
-    assert now.pending() == (Checkpoint(3, 10),)
+    assert now.pending_checkpoints() == (Checkpoint(3, 10),)
     now, commands = play(now, Tick(4.0), TargetFailed(0, A, "unavailable", 4.1), SaveWritten(0, B), Acknowledged(0, B))
     assert commands == [
         WriteTo(0, A),
@@ -249,7 +249,7 @@ def test_an_epoch_that_begins_waits_for_whoever_reads_a_slot() -> None:
 def test_what_another_incarnation_sealed_is_not_drained() -> None:
     now, commands = play(state(A), SlotStaged(0, sealed(incarnation="other"), 0))
     assert [type(c) for c in commands] == [RejectStaged, FreeSlot]
-    assert not now.busy()
+    assert not now.is_busy()
 
 
 def test_a_slot_that_is_draining_cannot_be_staged_over() -> None:
@@ -348,10 +348,10 @@ def test_whatever_fails_no_slot_is_freed_under_a_reader_and_every_slot_is_freed_
     world, current = World(), state(A, B)
     for number in range(1, draw(st.integers(1, 40))):
         event = random_event(draw, world, current, number)
-        current, commands = step(current, event)
+        current, commands = apply_event(current, event)
         world.obey(current, commands)
     for _ in range(200):
-        if not current.busy():
+        if not current.is_busy():
             break
         pending = sorted(world.orders)
         if pending:
@@ -361,9 +361,9 @@ def test_whatever_fails_no_slot_is_freed_under_a_reader_and_every_slot_is_freed_
         else:
             world.now += 60
             event = Tick(world.now)
-        current, commands = step(current, event)
+        current, commands = apply_event(current, event)
         world.obey(current, commands)
-    assert not current.busy()
+    assert not current.is_busy()
     assert not world.staged
 
 
@@ -375,15 +375,15 @@ def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.D
     world, current = World(), state(A, B)
     for number in range(1, draw(st.integers(1, 20))):
         event = random_event(draw, world, current, number)
-        current, commands = step(current, event)
+        current, commands = apply_event(current, event)
         world.obey(current, commands)
-    current, commands = step(current, FlushClosed())
+    current, commands = apply_event(current, FlushClosed())
     world.obey(current, commands)
     for slot, target in sorted(world.orders):
         del world.orders[slot, target]
-        current, commands = step(current, TransferStopped(slot, target))
+        current, commands = apply_event(current, TransferStopped(slot, target))
         world.obey(current, commands)
-    assert not current.busy()
+    assert not current.is_busy()
 
 
 # ---- save work -------------------------------------------------------------------------------------------------------

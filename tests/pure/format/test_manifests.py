@@ -26,8 +26,8 @@ from surefoot.format.layouts import (
 from surefoot.format.manifests import build_manifest, check_digests, check_values
 from surefoot.geometry.box import Box
 from surefoot.geometry.sharding import shard_box
-from surefoot.protocol.checkpoints.completeness import uncovered
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, RankManifest, tensor_json
+from surefoot.protocol.checkpoints.completeness import describe_uncovered_tensor
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, Layout, RankManifest, encode_tensor
 from surefoot.protocol.identities import RankSave
 
 shapes = st.lists(st.sampled_from((0, 1, 3, 40, 300, 1500)), max_size=3).map(tuple)
@@ -44,12 +44,12 @@ def test_a_layout_survives_its_record_and_does_not_depend_on_order(many: list, s
     layout = build_layout(parts)
     shuffle.shuffle(parts)
     assert build_layout(parts) == layout
-    assert uncovered([layout]) is None
+    assert describe_uncovered_tensor([layout]) is None
     stream = Stream(layout)
     assert read_layout(stream.digest, stream.text).layout == layout
-    assert layout.to_json(list(map(tensor_json, layout.tensors))) == stream.text, "one by one or all at once"
+    assert layout.to_json(list(map(encode_tensor, layout.tensors))) == stream.text, "one by one or all at once"
     assert json.dumps(json.loads(stream.text), separators=(",", ":"), ensure_ascii=False) == stream.text
-    assert all(0 < length <= CHUNK_BYTES for length in layout.chunk_lengths())
+    assert all(0 < length <= MAX_CHUNK_BYTES for length in layout.chunk_lengths())
     assert all(placed.piece.stream_offset % placed.tiling.itemsize == 0 for placed in stream.pieces)
     edges = list(stream.edges)
     assert len(edges) - 1 == stream.blocks
@@ -68,8 +68,8 @@ def test_ranks_that_shard_a_tensor_cover_it_once_together() -> None:
     layouts = [
         build_layout([TensorParts("w", "bfloat16", shape, (shard_box(shape, 0, 3, rank),))]) for rank in range(3)
     ]
-    assert uncovered(layouts) is None
-    assert uncovered(layouts[:2]) is not None
+    assert describe_uncovered_tensor(layouts) is None
+    assert describe_uncovered_tensor(layouts[:2]) is not None
 
 
 def test_a_tensor_of_which_a_rank_saves_nothing_is_still_named() -> None:

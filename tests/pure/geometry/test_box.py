@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.reads import reads
 from surefoot.geometry.box import SMALL_BYTES, Box, Tiling, block_shape, box_of, chunk_starts, flat_boxes, flat_hull
 from surefoot.geometry.sharding import WHOLE_BYTES, Shares, ShareShape, shard_box, torch_chunk_range
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Piece
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, Piece
 
 # ---- shares ----------------------------------------------------------------------------------------------------------
 # Shares, shards and reads of another world size against a brute-force oracle that visits every element.
@@ -242,7 +242,7 @@ def test_a_block_larger_than_a_chunk_is_refused_by_size() -> None:
 def test_default_blocks_are_never_larger_than_a_small_piece(lengths: tuple[int, ...], itemsize: int) -> None:
     tile = block_shape(lengths, itemsize)
     assert len(tile) == len(lengths)
-    assert prod(min(t, n) for t, n in zip(tile, lengths, strict=True)) * itemsize <= SMALL_BYTES < CHUNK_BYTES
+    assert prod(min(t, n) for t, n in zip(tile, lengths, strict=True)) * itemsize <= SMALL_BYTES < MAX_CHUNK_BYTES
     if prod(lengths) * itemsize > 16 * SMALL_BYTES and max(lengths) >= 64:
         tiling = Tiling(lengths, tile, itemsize)
         assert tiling.blocks <= tiling.size_bytes // 2048, "blocks are not so small that digests outweigh data"

@@ -18,7 +18,7 @@ from surefoot.format.layouts import LayoutFamily, Stream
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import Cut, Grid, ShardingRule, shard_box
 from surefoot.protocol.checkpoints.records import Layout
-from surefoot.restore.read_plan import WantedBox, plan
+from surefoot.restore.read_plan import WantedBox, plan_reads
 from surefoot.state import save_plan, structure_of
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def ours(shape: Shape, before: tuple[int, int], after: tuple[int, int]) -> float
     read = needed = 0
     for rank in range(after[0]):
         box = shard_box(shape, after[1], after[0], rank)
-        planned = plan([WantedBox("w", "float32", shape, box, 4)], streams)
+        planned = plan_reads([WantedBox("w", "float32", shape, box, 4)], streams)
         read, needed = read + planned.read_bytes, needed + planned.wanted_bytes
     return read / needed
 
@@ -269,7 +269,7 @@ def test_what_a_rank_looks_at_does_not_grow_with_the_world(kind: str) -> None:
         assert wanted, "the rank holds something"
         ranks[world] = {rank for h in wanted for rank in family.savers(h.name, h.box)}
         streams = {rank: family.stream(rank) for rank in ranks[world]}
-        planned = plan([WantedBox(h.name, "float32", h.shape, h.box, 4) for h in wanted], streams)
+        planned = plan_reads([WantedBox(h.name, "float32", h.shape, h.box, 4) for h in wanted], streams)
         assert planned.read_bytes <= 1.05 * planned.wanted_bytes + 16384 * len(shapes)
         again = entries(held_layout_costs(shapes, cut(world, kind), world // 2))
         assert structure_of(again) == mine.structure, "known again without planning"

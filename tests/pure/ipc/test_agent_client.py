@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.ipc import agent_client
-from surefoot.ipc.agent_client import MOST_GROUPS, collectives, describe_collectives
+from surefoot.ipc.agent_client import MAX_GROUPS, current_calls, describe_collectives
 from surefoot.protocol.hangs import Collective
 
 NOW = 1000.0
@@ -33,7 +33,7 @@ def entry(
 
 
 def told(*entries: dict[str, Any], backend: str = "gloo") -> list[str]:
-    return [f"{one.state} {one}" for one, _ in collectives(3, backend, entries, NOW)]
+    return [f"{one.state} {one}" for one, _ in current_calls(3, backend, entries, NOW)]
 
 
 def test_of_each_group_the_first_unfinished_is_told_else_the_last() -> None:
@@ -50,7 +50,7 @@ def test_of_each_group_the_first_unfinished_is_told_else_the_last() -> None:
 def test_nccl_says_what_is_over_and_what_has_begun_and_retires_what_timed_out() -> None:
     named = {"profiling_name": "nccl:_all_gather_base"}
     states = [
-        collectives(0, "nccl", [entry(4, state, retired, **named)], NOW)[0][0].state
+        current_calls(0, "nccl", [entry(4, state, retired, **named)], NOW)[0][0].state
         for state, retired in (("completed", True), ("started", False), ("scheduled", False), ("scheduled", True))
     ]
     assert states == ["finished", "started", "scheduled", "scheduled"]
@@ -61,8 +61,8 @@ def test_nccl_says_what_is_over_and_what_has_begun_and_retires_what_timed_out() 
 
 def test_sends_and_receives_stand_apart() -> None:
     pair = entry(2, is_p2p=True, p2p_seq_id=9, profiling_name="gloo:recv")
-    found = collectives(0, "gloo", [entry(2, retired=True), pair], NOW)
-    assert [(one.number, one.call, one.pairwise, one.waits) for one, _ in found] == [
+    found = current_calls(0, "gloo", [entry(2, retired=True), pair], NOW)
+    assert [(one.number, one.call, one.is_pairwise, one.is_waiting) for one, _ in found] == [
         (2, "all_reduce", False, False), (9, "recv", True, True),
     ]  # fmt: skip
 
@@ -72,8 +72,8 @@ def test_it_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [entry(1, True, group=(str(group), "g" * 900), **wide) for group in range(40)] + [entry(5)]  # type: ignore[arg-type]
     _recorder(monkeypatch, json.dumps({"entries": entries}))
     found = describe_collectives(0, 1)
-    assert len(found.collectives) == len(found.seconds) == MOST_GROUPS
-    assert any(one.waits for one in found.collectives), "what it waits in comes first"
+    assert len(found.collectives) == len(found.seconds) == MAX_GROUPS
+    assert any(one.is_waiting for one in found.collectives), "what it waits in comes first"
     assert max(len(str(one)) for one in found.collectives) < 400
 
 
@@ -117,7 +117,7 @@ def test_one_of_each_group_is_told_and_no_later_one_than_the_first_that_waits(
     made: list[tuple[int, bool, str]],
 ) -> None:
     entries = [entry(n, retired=over, group=(name, name)) for n, (_, over, name) in enumerate(made)]
-    found = [one for one, _ in collectives(0, "gloo", entries, NOW)]
+    found = [one for one, _ in current_calls(0, "gloo", entries, NOW)]
     assert len({one.group for one in found}) == len(found) == len({name for *_, name in made})
     for one in found:
         numbers = [n for n, (_, over, name) in enumerate(made) if f"group {name}" == one.group and not over]
@@ -125,4 +125,4 @@ def test_one_of_each_group_is_told_and_no_later_one_than_the_first_that_waits(
             numbers[0] if numbers else max(n for n, (*_, name) in enumerate(made) if f"group {name}" == one.group)
         )
         assert isinstance(one, Collective)
-    assert len(found) <= agent_client.MOST_GROUPS
+    assert len(found) <= agent_client.MAX_GROUPS

@@ -31,7 +31,7 @@ def importing(monkeypatch: pytest.MonkeyPatch, imported: Callable[[], None]) -> 
         imported()
         return Preloaded(0.0, ())
 
-    monkeypatch.setattr(fork_server, "preload", preload)
+    monkeypatch.setattr(fork_server, "preload_modules", preload)
 
 
 def test_the_collector_is_as_before_behind_imports_that_do_not_care(monkeypatch: pytest.MonkeyPatch) -> None:

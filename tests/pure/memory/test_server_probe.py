@@ -7,10 +7,10 @@ import pytest
 from support.operations import counted
 from surefoot.errors import OutOfBounds
 from surefoot.memory_server.provisioning import ServerMemory
-from surefoot.protocol.bounds import values_of
+from surefoot.protocol.bounds import count_json_values
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot_operator.memory import server_probe
-from surefoot_operator.memory.server_probe import LayoutShelf, QuotaInputs, may_exceed_quota, quota_violation
+from surefoot_operator.memory.server_probe import LayoutCache, QuotaInputs, may_exceed_quota, quota_violation
 
 # ---- quota -----------------------------------------------------------------------------------------------------------
 # Whose account on a holder is closed: a table.
@@ -66,7 +66,7 @@ FEW, MANY = 10, 400
 def test_one_more_record_costs_as_much_beside_many_as_beside_few() -> None:
     costs = {}
     for count in (FEW, MANY):
-        shelf = LayoutShelf()
+        shelf = LayoutCache()
         for number in range(count):
             shelf.add(str(number), TEXT)
         costs[count] = counted(lambda shelf=shelf: shelf.add("one more", TEXT))  # type: ignore[misc]
@@ -74,17 +74,17 @@ def test_one_more_record_costs_as_much_beside_many_as_beside_few() -> None:
 
 
 def test_a_record_that_comes_twice_counts_once_and_one_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = LayoutShelf()
-    shelf.max_values = 2 * values_of(TEXT)
+    shelf = LayoutCache()
+    shelf.max_value_count = 2 * count_json_values(TEXT)
     for digest in ("a", "b", "b", "a"):
         shelf.add(digest, TEXT)
     with pytest.raises(OutOfBounds, match="values of all layouts"):
         shelf.add("c", TEXT)
     assert shelf.digests == {"a", "b"}
-    shelf.keep({"a"})
+    shelf.remove_unreferenced({"a"})
     assert "b" in shelf, "it was just read, and is named in a moment"
-    monkeypatch.setattr(server_probe, "UNNAMED_SECONDS", -1.0)
-    shelf.keep({"a"})
+    monkeypatch.setattr(server_probe, "UNREFERENCED_SECONDS", -1.0)
+    shelf.remove_unreferenced({"a"})
     shelf.add("c", TEXT)
     assert shelf.digests == {"a", "c"}
     with pytest.raises(OutOfBounds):

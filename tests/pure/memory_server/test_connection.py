@@ -18,7 +18,7 @@ from surefoot.memory_server.connection import (
     Credentials,
     Dialogue,
     RespConnection,
-    run_exchange,
+    run_dialogue,
     translate_redis_errors,
 )
 from surefoot.memory_server.provisioning import MemoryServerAdmin
@@ -47,8 +47,8 @@ class Answering:
     def call(self, *arguments: Any) -> Any:
         return self._reply
 
-    def run_exchange(self, dialogue: Dialogue[T]) -> T:
-        return run_exchange(
+    def run_dialogue(self, dialogue: Dialogue[T]) -> T:
+        return run_dialogue(
             dialogue, lambda asked: [self._reply for _ in asked] if isinstance(asked, list) else self._reply
         )
 
@@ -56,22 +56,22 @@ class Answering:
 
 
 CALLS: dict[str, Callable[[MemoryServerClient], object]] = {
-    "index": lambda client: client.index(),
+    "index": lambda client: client.read_index(),
     "seal": lambda client: client.fence(2),
     "commit": lambda client: client.commit(MANIFEST, 1, (8,)),
-    "drop": lambda client: client.drop(SAVE, 1, 1),
+    "drop": lambda client: client.delete_save(SAVE, 1, 1),
     "mark": lambda client: client.set_watermark(Checkpoint(1, 10), 1),
     "layout": lambda client: client.read_layout("layout"),
     "values": lambda client: client.read_values(SAVE),
     "digests": lambda client: client.read_digests(SAVE, 0, 8),
 }
 ADMIN: dict[str, Callable[[MemoryServerAdmin], object]] = {
-    "instance": lambda admin: admin.instance(),
-    "process": lambda admin: admin.process(),
+    "instance": lambda admin: admin.read_instance(),
+    "process": lambda admin: admin.read_instance_and_pid(),
     "provision": lambda admin: admin.provision("job", Credentials("user", "word"), 1),
-    "filling": lambda admin: admin.is_being_filled(),
-    "memory": lambda admin: admin.memory(),
-    "leftovers": lambda admin: admin.unindexed("job"),
+    "filling": lambda admin: admin.is_prefaulting(),
+    "memory": lambda admin: admin.measure_memory(),
+    "leftovers": lambda admin: admin.list_unindexed("job"),
 }
 
 
@@ -97,7 +97,7 @@ def test_a_scan_that_makes_no_progress_ends_with_the_holders_name() -> None:
     admin = MemoryServerAdmin("127.0.0.1", 1, "")
     admin._connection = Answering([b"7", [b"sf:job:index"]])  # type: ignore[assignment]
     with pytest.raises(InvalidServerReply):
-        admin.jobs()
+        admin.list_jobs()
 
 
 @given(text=st.binary(max_size=200) | st.text(max_size=200))

@@ -13,10 +13,10 @@ import pytest
 
 from surefoot.node_tests import __main__ as probe
 from surefoot.node_tests import compute_tests, host_tests
-from surefoot.node_tests.compute_tests import PRODUCT, digest, operands, try_gpus, try_memory, try_processor
+from surefoot.node_tests.compute_tests import PRODUCT, build_operands, digest, try_gpus, try_memory, try_processor
 from surefoot.node_tests.host_tests import NodeTestResult, try_disk, try_loopback
 
-LEFT, RIGHT, KNOWN = operands()
+LEFT, RIGHT, KNOWN = build_operands()
 
 
 def test_the_product_is_known_and_exact_in_every_format() -> None:
@@ -153,7 +153,7 @@ def test_all_that_can_be_is_tried_and_told_a_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_GPU_FILE", tmp_path / "none")
-    probe.print_result(probe.run_tests("127.0.0.1", tmp_path, is_faulty=False))
+    probe.print_results(probe.run_tests("127.0.0.1", tmp_path, is_faulty=False))
     *told, over = map(json.loads, capsys.readouterr().out.splitlines())
     assert [one["name"] for one in told] == ["loopback", "disk", "memory", "matmul"]
     assert {one["verdict"] for one in told} == {"well"}

@@ -18,11 +18,11 @@ from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
     complete_checkpoints,
-    copies_of,
-    layouts_to_check,
-    uncovered,
+    count_copies,
+    describe_uncovered_tensor,
+    layout_sets_to_check,
 )
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, Piece, RankManifest, TensorLayout
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES, Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import MemoryServerInstance, RankSave
 from surefoot.tiers import persistent_records
 
@@ -60,9 +60,9 @@ def test_a_world_of_a_billion_is_never_counted() -> None:
     claims = replace(MANIFEST, world_size=10**9)
     reading = TierReading({MemoryServerInstance("n", "i"): (claims,)}, (claims,))
     begun = time.process_time()
-    assert layouts_to_check(reading) == set()
+    assert layout_sets_to_check(reading) == set()
     assert complete_checkpoints(reading, (LineageEntry(1, None, 1),), 1, frozenset(), {}) == []
-    assert copies_of(claims.save.checkpoint, reading, {}) == 0
+    assert count_copies(claims.save.checkpoint, reading, {}) == 0
     assert (
         persistent_records.read_newest_record(b'{"format":1,"generation":1,"step":1,"world_size":1000000000}') is None
     )
@@ -78,7 +78,7 @@ def test_a_rank_of_80_gigabytes_and_50000_parameters_with_their_moments_is_withi
         )
         for n in range(150_000)
     )  # fmt: skip
-    starts = tuple(range(0, LARGE_BYTES, CHUNK_BYTES))
+    starts = tuple(range(0, LARGE_BYTES, MAX_CHUNK_BYTES))
     layout = Layout(tensors, starts, LARGE_BYTES)
     assert Layout.from_json(layout.to_json()) == layout
     save = RankSave(10**6, 10**9, bounds.MAX_RANKS - 1)
@@ -88,7 +88,7 @@ def test_a_rank_of_80_gigabytes_and_50000_parameters_with_their_moments_is_withi
 
 def test_two_thousand_workers_of_eight_ranks_are_within_bounds() -> None:
     ranks, copies, checkpoints = 16_000, 2, 5
-    assert bounds.max_records(ranks) >= ranks * copies * checkpoints
+    assert bounds.max_manifests_per_tier(ranks) >= ranks * copies * checkpoints
     assert 8 * copies * checkpoints <= bounds.MAX_INDEX_ENTRIES
 
 
@@ -108,9 +108,9 @@ def test_pieces_in_many_dimensions_are_compared_in_time_or_refused() -> None:
         return Layout((TensorLayout("w", "float32", shape, (*pieces[: len(pieces) - len(more)], *more)),), (), 0)
 
     begun = time.process_time()
-    assert uncovered([layout(9)]) is None
-    assert "overlap" in (uncovered([layout(9, (Piece((0,) * 9, (1,) * 9, (1,) * 9, 0),))]) or "")
-    assert "too many corners" in (uncovered([layout(13)]) or "")
+    assert describe_uncovered_tensor([layout(9)]) is None
+    assert "overlap" in (describe_uncovered_tensor([layout(9, (Piece((0,) * 9, (1,) * 9, (1,) * 9, 0),))]) or "")
+    assert "too many corners" in (describe_uncovered_tensor([layout(13)]) or "")
     assert time.process_time() - begun < 10.0
 
 

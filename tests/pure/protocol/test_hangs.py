@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.protocol.hangs import (
-    FEWEST_STEPS,
+    MIN_LEARNED_STEPS,
     Collective,
     RankStack,
-    find_outlier,
-    find_outlier_rank,
-    learned_limit_seconds,
+    find_collective_outlier,
+    find_stack_outlier,
+    hang_suspicion_seconds,
 )
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def done(*ranks: int, number: int = 811, group: str = "default_pg") -> Collectiv
 
 
 def sends(*ranks: int) -> Collective:
-    return replace(waits(*ranks, number=ranks[0] + 3, call="recv"), pairwise=True)
+    return replace(waits(*ranks, number=ranks[0] + 3, call="recv"), is_pairwise=True)
 
 
 def begun(*ranks: int) -> Collective:
@@ -60,9 +60,9 @@ def begun(*ranks: int) -> Collective:
     ],
 )  # fmt: skip
 def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named: int, program: bool) -> None:
-    found = find_outlier(told)
+    found = find_collective_outlier(told)
     assert found is not None
-    assert (found.rank, found.program) == (named, program)
+    assert (found.rank, found.is_program_fault) == (named, program)
 
 
 @pytest.mark.parametrize(
@@ -87,34 +87,34 @@ def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named:
     ],
 )
 def test_where_nothing_is_proven_nobody_is_named(told: tuple[Collective, ...]) -> None:
-    assert find_outlier(told) is None
+    assert find_collective_outlier(told) is None
 
 
 @pytest.mark.parametrize("few", [(0,), (0, 1)])
 def test_unlike_calls_without_a_majority_are_told_and_blame_nobody(few: tuple[int, ...]) -> None:
     more = tuple(range(len(few), 2 * len(few)))
-    found = find_outlier((waits(*few), waits(*more, call="all_gather")))
+    found = find_collective_outlier((waits(*few), waits(*more, call="all_gather")))
     assert found is not None
-    assert (found.rank, found.program) == (None, True)
+    assert (found.rank, found.is_program_fault) == (None, True)
     assert "ranks made different calls as number 812 of default_pg" in found.text
 
 
 @pytest.mark.parametrize("others", [(1, 2), (2, 1)])
 def test_numbers_of_a_receive_say_nothing_of_a_collective(others: tuple[int, ...]) -> None:
     awaited = {rank: replace(sends(rank), group="pair", number=rank) for rank in (0, 1, 2)}
-    found = find_outlier((waits(0, number=2, group="pair"), awaited[0], *(awaited[rank] for rank in others)))
+    found = find_collective_outlier((waits(0, number=2, group="pair"), awaited[0], *(awaited[rank] for rank in others)))
     assert found is not None
-    assert (found.rank, found.program) == (0, True)
+    assert (found.rank, found.is_program_fault) == (0, True)
 
 
 def test_what_is_said_names_the_call_and_the_last_one() -> None:
-    found = find_outlier((waits(0, 2), done(1)))
+    found = find_collective_outlier((waits(0, 2), done(1)))
     assert found is not None
     assert found.text == (
         "has not entered all_reduce #812 of default_pg (Float[4]), in which others wait;"
         " its last was all_reduce #811 of default_pg (Float[4])"
     )
-    found = find_outlier((waits(0, 2), waits(1, call="all_gather")))
+    found = find_collective_outlier((waits(0, 2), waits(1, call="all_gather")))
     assert found is not None
     assert found.text == "is at all_gather #812 of default_pg, where all others are at all_reduce (Float[4]) #812"
 
@@ -137,23 +137,26 @@ def test_whoever_is_named_is_told_of_and_order_and_grouping_say_nothing(told: li
     single = []
     for one in told:  # one entry of each rank, group and kind, as recorders tell them
         for rank in one.ranks:
-            if (rank, one.group, one.pairwise) not in seen:
-                seen.add((rank, one.group, one.pairwise))
+            if (rank, one.group, one.is_pairwise) not in seen:
+                seen.add((rank, one.group, one.is_pairwise))
                 single.append(replace(one, ranks=(rank,)))
-    found = find_outlier(single)
-    back = find_outlier(reversed(single))
-    assert (found and found.rank, found and found.program) == (back and back.rank, back and back.program)
+    found = find_collective_outlier(single)
+    back = find_collective_outlier(reversed(single))
+    assert (found and found.rank, found and found.is_program_fault) == (
+        back and back.rank,
+        back and back.is_program_fault,
+    )
     if found is not None and found.rank is not None:
         ranks = {rank for one in single for rank in one.ranks}
         assert found.rank in ranks
-        assert any(one.waits for one in single if one.ranks != (found.rank,)), "somebody else waits"
+        assert any(one.is_waiting for one in single if one.ranks != (found.rank,)), "somebody else waits"
 
 
 @given(st.integers(2, 9), st.integers(0, 8), st.integers(1, 900))
 def test_of_any_world_the_one_that_did_not_come_is_named(size: int, absent: int, number: int) -> None:
     absent %= size
     others = tuple(rank for rank in range(size) if rank != absent)
-    found = find_outlier((waits(*others, number=number + 1), done(absent, number=number)))
+    found = find_collective_outlier((waits(*others, number=number + 1), done(absent, number=number)))
     assert found is not None
     assert found.rank == absent
 
@@ -163,11 +166,11 @@ def test_of_any_world_the_one_that_did_not_come_is_named(size: int, absent: int,
 
 
 def waits_rank_places(*ranks: int, stack: str = "a") -> RankStack:
-    return RankStack(ranks, stack, f"in {stack}", waiting=True)
+    return RankStack(ranks, stack, f"in {stack}", is_waiting=True)
 
 
 def works(*ranks: int, stack: str = "w") -> RankStack:
-    return RankStack(ranks, stack, f"in {stack}", waiting=False)
+    return RankStack(ranks, stack, f"in {stack}", is_waiting=False)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def works(*ranks: int, stack: str = "w") -> RankStack:
     ],
 )
 def test_the_one_that_is_not_where_the_others_are_is_named(places: tuple[RankStack, ...], named: int) -> None:
-    found = find_outlier_rank(places)
+    found = find_stack_outlier(places)
     assert found is not None
     assert found[0] == named
 
@@ -199,7 +202,7 @@ def test_the_one_that_is_not_where_the_others_are_is_named(places: tuple[RankSta
     ],
 )
 def test_where_none_differs_or_more_than_one_nobody_is_named(places: tuple[RankStack, ...]) -> None:
-    assert find_outlier_rank(places) is None
+    assert find_stack_outlier(places) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=9), st.randoms())
@@ -212,7 +215,7 @@ def test_it_does_not_depend_on_who_speaks_first_or_for_how_many(
         RankStack(tuple(r for r, (s, _) in enumerate(stands) if s == stack), stack, stack, waits_there)
         for stack, waits_there in waiting.items()
     ]
-    assert find_outlier_rank(each) == find_outlier_rank(reversed(each)) == find_outlier_rank(grouped)
+    assert find_stack_outlier(each) == find_stack_outlier(reversed(each)) == find_stack_outlier(grouped)
 
 
 # ---- step limit ------------------------------------------------------------------------------------------------------
@@ -222,20 +225,20 @@ SECONDS = st.floats(0.001, 1e4)
 
 
 def test_steps_of_a_second_are_suspect_long_before_the_ceiling() -> None:
-    assert learned_limit_seconds([1.0] * 30, 600.0) == 120.0
-    assert learned_limit_seconds([10.0] * 30, 600.0) == 200.0
+    assert hang_suspicion_seconds([1.0] * 30, 600.0) == 120.0
+    assert hang_suspicion_seconds([10.0] * 30, 600.0) == 200.0
 
 
 def test_one_long_step_among_short_ones_is_no_surprise_the_second_time() -> None:
-    assert learned_limit_seconds([1.0] * 30 + [90.0], 600.0) == 270.0
+    assert hang_suspicion_seconds([1.0] * 30 + [90.0], 600.0) == 270.0
 
 
 def test_of_few_steps_nothing_is_learned() -> None:
-    assert learned_limit_seconds([1.0] * (FEWEST_STEPS - 1), 600.0) == 600.0
+    assert hang_suspicion_seconds([1.0] * (MIN_LEARNED_STEPS - 1), 600.0) == 600.0
 
 
 @given(st.lists(SECONDS, max_size=40), SECONDS)
 def test_it_is_never_above_the_ceiling_nor_below_what_was_seen(steps: list[float], ceiling: float) -> None:
-    limit = learned_limit_seconds(steps, ceiling)
+    limit = hang_suspicion_seconds(steps, ceiling)
     assert 0.2 * ceiling <= limit <= ceiling
     assert limit == ceiling or limit >= 3 * max(steps)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.progress import MIN_STEPS, WINDOW_STEPS, AnomalyRun, RecentValues, spike_text
+from surefoot.protocol.progress import MIN_STEPS, WINDOW_STEPS, AnomalyRun, RecentValues, describe_spike
 
 
 def after(values: list[float]) -> RecentValues:
     recent = RecentValues()
     for value in values:
-        recent = recent.followed_by(value)
+        recent = recent.with_value(value)
     return recent
 
 
@@ -23,9 +23,9 @@ def spikes(values: list[float]) -> list[int]:
     """Steps of a run, from 1 on, that are out of band."""
     recent, found = RecentValues(), []
     for step, value in enumerate(values, 1):
-        if spike_text("loss", value, recent):
+        if describe_spike("loss", value, recent):
             found.append(step)
-        recent = recent.followed_by(value)
+        recent = recent.with_value(value)
     return found
 
 
@@ -59,9 +59,9 @@ def test_a_loss_that_leaps_is_one_for_as_long_as_it_is_unusual() -> None:
 
 
 def test_the_sentence_has_the_numbers() -> None:
-    text = spike_text("gradient norm", 40.0, after([1.0] * MIN_STEPS))
+    text = describe_spike("gradient norm", 40.0, after([1.0] * MIN_STEPS))
     assert text == "gradient norm is 40: the median of the last 16 steps is 1, and more than 1.1 is a spike"
-    assert spike_text("loss", 40.0, after([1.0] * (MIN_STEPS - 1))) == ""
+    assert describe_spike("loss", 40.0, after([1.0] * (MIN_STEPS - 1))) == ""
 
 
 @given(st.lists(st.floats(allow_nan=True), max_size=200))
@@ -69,13 +69,13 @@ def test_whatever_is_told_the_window_is_bounded_and_finite(values: list[float]) 
     recent = after(values)
     assert len(recent.values) <= WINDOW_STEPS
     assert all(map(math.isfinite, recent.values))
-    limit = recent.limit()
+    limit = recent.spike_limit()
     assert limit is None or not math.isnan(limit)
 
 
 def test_what_a_checkpoint_says_of_odd_steps_is_taken_up_again() -> None:
-    odd = AnomalyRun().followed_by(8, "spike", "far").followed_by(9, "not-finite", "nan").followed_by(10, "", "")
-    assert AnomalyRun.of_saved(odd.saved) == odd
+    odd = AnomalyRun().with_step(8, "spike", "far").with_step(9, "not-finite", "nan").with_step(10, "", "")
+    assert AnomalyRun.from_stored_values(odd.stored_values) == odd
     assert (odd.last_step, odd.first_step, odd.kind) == (9, 8, "not-finite")
-    assert AnomalyRun().saved == {}
-    assert AnomalyRun.of_saved({}) == AnomalyRun()
+    assert AnomalyRun().stored_values == {}
+    assert AnomalyRun.from_stored_values({}) == AnomalyRun()

@@ -12,15 +12,15 @@ BACKOFF = Backoff(0.5, 8.0)
 
 
 def test_waits_double_from_the_first_to_the_longest() -> None:
-    assert [BACKOFF.seconds(failures) for failures in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-    assert BACKOFF.seconds(0) == 0.5, "nothing failed yet"
+    assert [BACKOFF.wait_seconds(failures) for failures in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert BACKOFF.wait_seconds(0) == 0.5, "nothing failed yet"
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 1.0))
 def test_jitter_takes_at_most_half_and_nothing_ever_exceeds_the_limit(failures: int, drawn: float) -> None:
-    whole = BACKOFF.seconds(failures)
-    assert whole / 2 <= BACKOFF.seconds(failures, drawn) <= whole <= BACKOFF.longest_seconds
+    whole = BACKOFF.wait_seconds(failures)
+    assert whole / 2 <= BACKOFF.wait_seconds(failures, drawn) <= whole <= BACKOFF.max_seconds
 
 
 def test_a_count_that_grows_for_ever_overflows_nothing_even_without_a_limit() -> None:
-    assert Backoff(0.1).seconds(10**9) == pytest.approx(0.1 * 2**30)
+    assert Backoff(0.1).wait_seconds(10**9) == pytest.approx(0.1 * 2**30)

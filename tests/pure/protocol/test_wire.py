@@ -17,7 +17,7 @@ from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, Barrier, Heartbeat, TrainersStopped
-from surefoot.protocol.progress import Progress, RankActivity, add, of_worker, subtract
+from surefoot.protocol.progress import Progress, RankActivity, add_activities, merge_rank_progress, subtract_activity
 from surefoot.protocol.text import escape_control_characters
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.parse import parse_job
@@ -267,24 +267,24 @@ LATER = RankActivity(
 
 
 def test_two_totals_are_a_window_and_windows_add_up_again() -> None:
-    window = subtract(BEFORE, LATER)
+    window = subtract_activity(BEFORE, LATER)
     assert window == RankActivity(1, 100, 50, 40, 32, ((0, 0, 3), (9, 5, 34)))
     assert window.share == 0.8
-    assert add(BEFORE, window) == LATER
+    assert add_activities(BEFORE, window) == LATER
     assert RankActivity(0, 0, 0, 0, 0).share == 0.0
 
 
 def test_what_is_of_another_count_is_no_window() -> None:
     others = {"rank": 2, "work": 7, "observations": 40, "busy_observations": 10, "samples": 60}
     for name, value in others.items():
-        assert subtract(BEFORE, LATER._replace(**{name: value})) is None, name
-    assert subtract(BEFORE, LATER._replace(busy_observations=90)) is None, "more at work than looked at"
+        assert subtract_activity(BEFORE, LATER._replace(**{name: value})) is None, name
+    assert subtract_activity(BEFORE, LATER._replace(busy_observations=90)) is None, "more at work than looked at"
 
 
 def test_a_worker_tells_all_its_ranks_in_a_hundred_and_thirty_bytes_each() -> None:
     lines = tuple((line, 1502, 12_345) for line in (104, 105, 107, 110, 112))
     ranks = [RankActivity(rank, 7_000_000_000, 123_456, 98_765, 9_999_999, lines) for rank in (1000, 1001)]
-    told = of_worker([Progress(5, activities=(pace,)) for pace in ranks])
+    told = merge_rank_progress([Progress(5, activities=(pace,)) for pace in ranks])
     assert told.activities == tuple(ranks)
     text = wire.encode(messages.Heartbeat(1, 0, True, told))
     assert len(text) - len(wire.encode(messages.Heartbeat(1, 0, True, Progress(5)))) <= 130 * len(ranks)

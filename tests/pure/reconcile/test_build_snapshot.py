@@ -7,7 +7,11 @@ import asyncio
 import pytest
 
 from surefoot_operator.reconcile import build_snapshot
-from surefoot_operator.reconcile.build_snapshot import RETRY_SECONDS, ReconcileLimiter, StatusWriteLimiter
+from surefoot_operator.reconcile.build_snapshot import (
+    PROGRESS_WRITE_RETRY_SECONDS,
+    ReconcileLimiter,
+    StatusWriteLimiter,
+)
 
 # ---- turns -----------------------------------------------------------------------------------------------------------
 # Rounds of many jobs: some at a time, and in each pass of the event loop no more than a slice of them.
@@ -119,5 +123,5 @@ def test_every_job_has_its_turn() -> None:
     pace, done, now = StatusWriteLimiter(30.0, 60), set[int](), 0.0
     while len(done) < 1000:
         done |= {job for job in range(1000) if job not in done and pace.wait_seconds(now) == 0}
-        now += RETRY_SECONDS
+        now += PROGRESS_WRITE_RETRY_SECONDS
     assert now <= 1000 / 30.0 + 2

@@ -11,10 +11,10 @@ from surefoot_operator import reasons
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.reconcile.event_recorder import (
-    MAX_EVENTS_OF_AGENTS,
-    MAX_EVENTS_OF_PLANS,
-    MAX_REPORTED,
-    QUIET_SECONDS,
+    MAX_AGENT_EVENTS_PER_MINUTE,
+    MAX_PLAN_EVENTS_PER_MINUTE,
+    MAX_RECENT_FAILURES,
+    REPEAT_INTERVAL_SECONDS,
     EventBudget,
     EventRecorder,
     TierFailureEvents,
@@ -30,13 +30,13 @@ def events(count: int) -> list[Event]:
 
 def test_within_any_minute_there_are_so_many_and_how_many_were_left_out_is_said_later() -> None:
     budget = EventBudget(5)
-    assert len(budget.allowed(events(3), 0.0)) == 3
-    assert len(budget.allowed(events(9), 30.0)) == 2
-    assert budget.allowed(events(1), 59.0) == ()
-    later = budget.allowed(events(1), 60.0)
+    assert len(budget.select_allowed(events(3), 0.0)) == 3
+    assert len(budget.select_allowed(events(9), 30.0)) == 2
+    assert budget.select_allowed(events(1), 59.0) == ()
+    later = budget.select_allowed(events(1), 60.0)
     assert [event.reason for event in later] == [reasons.EVENTS_SUPPRESSED, "Said"]
     assert "8 earlier events" in later[0].message
-    told = sum(len(budget.allowed(events(10), 60.0 + n)) for n in range(60))
+    told = sum(len(budget.select_allowed(events(10), 60.0 + n)) for n in range(60))
     assert told <= 2 * 5
 
 
@@ -68,9 +68,11 @@ async def test_agents_that_say_too_much_leave_room_for_the_operators_own_words()
     voice = EventRecorder(record, lambda: 0.0)
     for _ in range(100):
         voice.record(events(64), of_agents=True)
-    voice.record([Event("Planned", "this")] * (MAX_EVENTS_OF_PLANS + 1))
+    voice.record([Event("Planned", "this")] * (MAX_PLAN_EVENTS_PER_MINUTE + 1))
     await voice.flush()
-    assert [event.reason for event in told] == ["Said"] * MAX_EVENTS_OF_AGENTS + ["Planned"] * MAX_EVENTS_OF_PLANS
+    assert [event.reason for event in told] == ["Said"] * MAX_AGENT_EVENTS_PER_MINUTE + [
+        "Planned"
+    ] * MAX_PLAN_EVENTS_PER_MINUTE
     await voice.close()
 
 
@@ -96,15 +98,15 @@ async def test_what_cannot_be_recorded_is_in_the_log_and_ends_nothing(caplog: py
 
 def test_the_same_failure_is_told_once_until_it_has_lasted_for_a_while() -> None:
     complaints = TierFailureEvents()
-    (event,) = complaints.events(["worker 0 could not upload: no space"], 100.0)
+    (event,) = complaints.new_events(["worker 0 could not upload: no space"], 100.0)
     assert (event.reason, event.warning) == ("StorageOperationFailed", True)
-    assert complaints.events(["worker 0 could not upload: no space"], 104.0) == ()
-    assert len(complaints.events(["worker 0 could not upload: no space"], 100.0 + QUIET_SECONDS)) == 1
+    assert complaints.new_events(["worker 0 could not upload: no space"], 104.0) == ()
+    assert len(complaints.new_events(["worker 0 could not upload: no space"], 100.0 + REPEAT_INTERVAL_SECONDS)) == 1
 
 
 def test_a_tier_that_fails_for_every_rank_makes_few_events() -> None:
     complaints = TierFailureEvents()
-    told = complaints.events([f"rank {rank} could not be uploaded" for rank in range(1000)], 0.0)
-    assert len(told) == MAX_REPORTED
-    assert complaints.events(["rank 7000 could not be uploaded"], 1.0) == ()
-    assert len(complaints.events(["rank 7000 could not be uploaded"], QUIET_SECONDS + 1.0)) == 1
+    told = complaints.new_events([f"rank {rank} could not be uploaded" for rank in range(1000)], 0.0)
+    assert len(told) == MAX_RECENT_FAILURES
+    assert complaints.new_events(["rank 7000 could not be uploaded"], 1.0) == ()
+    assert len(complaints.new_events(["rank 7000 could not be uploaded"], REPEAT_INTERVAL_SECONDS + 1.0)) == 1

@@ -12,11 +12,11 @@ from surefoot_operator.policy.membership import planned_change
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.reconcile.reconciler import (
-    COSTS_GATHERED,
-    EVENED,
-    GATHERING_SECONDS,
+    BATCHING_COST_RATIO,
+    IDLE_JITTER_RATIO,
     IDLE_POLL_SECONDS,
-    MAX_GATHERING_SECONDS,
+    MAX_BATCHING_SECONDS,
+    MIN_BATCHING_SECONDS,
     ReconcilePacer,
 )
 from surefoot_operator.settings import OperatorSettings
@@ -24,37 +24,37 @@ from surefoot_operator.settings import OperatorSettings
 
 def test_a_dear_decision_is_made_of_more_words_and_a_cheap_one_waits_for_none() -> None:
     pace = ReconcilePacer()
-    assert pace.gathering_seconds == GATHERING_SECONDS
-    pace.record_cost(0.0005)
-    assert pace.gathering_seconds == GATHERING_SECONDS
-    pace.record_cost(0.02)
-    assert pace.gathering_seconds == pytest.approx(COSTS_GATHERED * 0.02)
-    pace.record_cost(5.0)
-    assert pace.gathering_seconds == MAX_GATHERING_SECONDS
+    assert pace.batching_seconds == MIN_BATCHING_SECONDS
+    pace.record_decision_seconds(0.0005)
+    assert pace.batching_seconds == MIN_BATCHING_SECONDS
+    pace.record_decision_seconds(0.02)
+    assert pace.batching_seconds == pytest.approx(BATCHING_COST_RATIO * 0.02)
+    pace.record_decision_seconds(5.0)
+    assert pace.batching_seconds == MAX_BATCHING_SECONDS
 
 
 def test_looks_that_find_nothing_become_rarer_and_any_word_brings_them_back() -> None:
     pace, slept = ReconcilePacer(), []
     for _ in range(5):
         slept.append(pace.sleep_seconds(2.0, chance=0.0))
-        pace.record_idle_poll(woken=False, still=True)
+        pace.record_poll(woken=False, still=True)
     assert slept == [2.0, 4.0, 8.0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS]
-    assert IDLE_POLL_SECONDS < planned_change.STALE_SECONDS
-    pace.record_idle_poll(woken=True, still=True)
+    assert IDLE_POLL_SECONDS < planned_change.MAX_SNAPSHOT_AGE_SECONDS
+    pace.record_poll(woken=True, still=True)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.record_idle_poll(woken=False, still=True)
-    pace.record_idle_poll(woken=False, still=False)
+    pace.record_poll(woken=False, still=True)
+    pace.record_poll(woken=False, still=False)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.record_idle_poll(woken=False, still=True)
+    pace.record_poll(woken=False, still=True)
     assert pace.sleep_seconds(60.0, chance=1.0) == 60.0  # a job at rest sleeps as long as it did
 
 
 def test_jobs_that_began_to_wait_together_are_not_looked_at_together() -> None:
     pace = ReconcilePacer()
     for _ in range(9):
-        pace.record_idle_poll(woken=False, still=True)
+        pace.record_poll(woken=False, still=True)
     early, late = pace.sleep_seconds(2.0, chance=1.0), pace.sleep_seconds(2.0, chance=0.0)
-    assert (early, late) == (pytest.approx((1 - EVENED) * IDLE_POLL_SECONDS), IDLE_POLL_SECONDS)
+    assert (early, late) == (pytest.approx((1 - IDLE_JITTER_RATIO) * IDLE_POLL_SECONDS), IDLE_POLL_SECONDS)
 
 
 class Talkative:
@@ -81,15 +81,15 @@ class Talkative:
 
     async def gathered(self) -> float:
         """How long the reconciler sleeps, once a decision has taken 20 ms."""
-        self.reconciler._pace.record_cost(0.02)
+        self.reconciler._pacer.record_decision_seconds(0.02)
         began = self.now
-        await self.reconciler._sleep(60.0)
+        await self.reconciler._sleep_until_woken(60.0)
         self.ended = True
         return self.now - began
 
 
 async def test_words_that_keep_coming_are_gathered_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = COSTS_GATHERED * 0.02
+    asked = BATCHING_COST_RATIO * 0.02
     assert asked <= await Talkative(monkeypatch, words=10_000).gathered() <= asked + 0.03
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import PlatformError
-from surefoot_operator.job_snapshot import PodGroup, PurgeCallSeen
+from surefoot_operator.job_snapshot import ObservedPurgeCall, PodGroup
 from surefoot_operator.platforms.interface import PlatformSnapshot
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.policy.core.actions import (
@@ -27,7 +27,7 @@ from surefoot_operator.policy.core.actions import (
 )
 from surefoot_operator.reconcile import worker_calls
 from surefoot_operator.reconcile.apply_plan import apply_plan
-from surefoot_operator.reconcile.worker_calls import AT_ONCE, WorkerCalls
+from surefoot_operator.reconcile.worker_calls import MAX_CONCURRENT_CALLS, WorkerCalls
 
 
 class Recorder:
@@ -106,10 +106,10 @@ def refused(recorder: Recorder) -> list[tuple[int, str]]:
 
 
 async def test_workers_are_asked_for_side_by_side_and_no_more_at_once_than_the_limit(recorder: Recorder) -> None:
-    await recorder.carry_out(*creates(range(3 * AT_ONCE)))
-    await recorder.calls.all_calls_done()
-    assert sorted(recorder.said) == sorted(f"create {n}" for n in range(3 * AT_ONCE))
-    assert recorder.most == AT_ONCE
+    await recorder.carry_out(*creates(range(3 * MAX_CONCURRENT_CALLS)))
+    await recorder.calls.wait_until_done()
+    assert sorted(recorder.said) == sorted(f"create {n}" for n in range(3 * MAX_CONCURRENT_CALLS))
+    assert recorder.most == MAX_CONCURRENT_CALLS
 
 
 async def test_nothing_waits_for_a_worker_that_the_fabric_takes_its_time_about(recorder: Recorder) -> None:
@@ -119,7 +119,7 @@ async def test_nothing_waits_for_a_worker_that_the_fabric_takes_its_time_about(r
     assert [(c.index, c.attempt, c.in_progress) for c in recorder.calls.pending_creates()] == [(2, 5, True)]
     await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5))
     recorder.released.set()
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert sorted(recorder.said) == ["clean", "create 2", "delete a"], "what is under way is not asked for again"
 
 
@@ -128,15 +128,15 @@ async def test_a_refused_worker_keeps_no_other_from_being_made_and_is_asked_for_
 ) -> None:
     recorder.fails = {"create 1"}
     await recorder.carry_out(*creates(range(3)))
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert sorted(recorder.said) == ["create 0", "create 2"]
     assert refused(recorder) == [(1, "create 1 was refused: exceeded quota")]
     recorder.fails.clear()
     await recorder.carry_out(CreateWorker(1, 1))
     assert "create 1" not in recorder.said, "it is not due yet"
-    recorder.clock += worker_calls.REJECTED.first_seconds
+    recorder.clock += worker_calls.REJECTED_CALL_BACKOFF.first_seconds
     await recorder.carry_out(CreateWorker(1, 1))
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert "create 1" in recorder.said
     assert refused(recorder) == []
 
@@ -146,11 +146,11 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
     pauses = []
     for _ in range(9):
         await recorder.carry_out(CreateWorker(0, 1))
-        await recorder.calls.all_calls_done()
+        await recorder.calls.wait_until_done()
         (seen,) = recorder.calls.pending_creates()
         pauses.append(seen.until_seconds - recorder.clock)
         recorder.clock = seen.until_seconds
-    first, longest = worker_calls.REJECTED.first_seconds, worker_calls.REJECTED.longest_seconds
+    first, longest = worker_calls.REJECTED_CALL_BACKOFF.first_seconds, worker_calls.REJECTED_CALL_BACKOFF.max_seconds
     assert first / 2 <= pauses[0] <= first
     assert pauses[0] <= pauses[2] <= pauses[4]
     assert longest / 2 <= pauses[-1] <= longest
@@ -159,12 +159,12 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
 async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorder) -> None:
     recorder.fails = {"create 7"}
     await recorder.carry_out(CreateWorker(7, 1))
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     recorder.calls.forget_rejections(running().workers)
     assert refused(recorder) != [], "the fabric shows no worker 7"
     recorder.fails = {"create 0"}
     await recorder.carry_out(CreateWorker(0, 1))
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     recorder.calls.forget_rejections(running().workers)
     assert [index for index, _ in refused(recorder)] == [7]
 
@@ -172,7 +172,7 @@ async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorde
 async def test_what_cannot_be_done_to_the_job_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.fails = {"hold"}
     errors = await recorder.carry_out(SetFinalizer(True), ClearJobMemory(""), CreateWorker(0, 1))
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert [str(error) for error in errors] == ["hold was refused: exceeded quota"]
     assert recorder.said == ["clean", "create 0"]
 
@@ -192,14 +192,14 @@ async def test_a_worker_that_is_made_while_the_fabric_is_read_is_not_made_again(
     async def look() -> PlatformSnapshot:
         seen = running()
         recorder.released.set()
-        await recorder.calls.all_calls_done()
+        await recorder.calls.wait_until_done()
         return PlatformSnapshot(seen.job, seen.status, seen.workers, seen.nodes, ())
 
-    _, calls = await recorder.calls.await_with_calls(look())
+    _, calls = await recorder.calls.observe_with_calls(look())
     assert [(c.index, c.attempt, c.in_progress) for c in calls.creates] == [(2, 5, True)]
     assert calls.deletions == {"uid-a"}
     recorder.hangs = set()
-    _, calls = await recorder.calls.await_with_calls(look())
+    _, calls = await recorder.calls.observe_with_calls(look())
     assert (calls.creates, calls.deletions) == ((), frozenset()), "a look that began behind it shows it"
 
 
@@ -207,12 +207,12 @@ async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder
     """One that was not answered, or not yet, may be carried out all the same; one that was refused is not."""
     recorder.hangs, recorder.fails, recorder.refuses = {"delete a"}, {"delete b"}, {"delete d"}
     await recorder.carry_out(*(DeleteWorker(name, f"uid-{name}", False, "") for name in "abcd"))
-    assert recorder.calls.deletions() == {f"uid-{name}" for name in "abcd"}
+    assert recorder.calls.pending_deletions() == {f"uid-{name}" for name in "abcd"}
     recorder.released.set()
-    await recorder.calls.all_calls_done()
-    assert recorder.calls.deletions() == {"uid-b"}
+    await recorder.calls.wait_until_done()
+    assert recorder.calls.pending_deletions() == {"uid-b"}
     recorder.calls.forget_rejections(())
-    assert recorder.calls.deletions() == frozenset(), "it is no more"
+    assert recorder.calls.pending_deletions() == frozenset(), "it is no more"
 
 
 async def test_a_pod_group_that_hangs_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
@@ -222,15 +222,15 @@ async def test_a_pod_group_that_hangs_keeps_nothing_else_from_being_done(recorde
     await asyncio.wait_for(_done(recorder, "create 0"), 10)
     assert errors == ()
     await recorder.carry_out(keep)
-    (under_way,) = recorder.calls.groups()
-    assert (under_way.gang, under_way.under_way, under_way.rejection) == ("Coscheduling", True, "")
-    assert recorder.calls.deletions() == frozenset()
+    (under_way,) = recorder.calls.pending_group_calls()
+    assert (under_way.gang, under_way.in_progress, under_way.rejection) == ("Coscheduling", True, "")
+    assert recorder.calls.pending_deletions() == frozenset()
     recorder.calls.forget_rejections(())
-    assert len(recorder.calls.groups()) == 1, "no worker that is seen says anything of a group"
+    assert len(recorder.calls.pending_group_calls()) == 1, "no worker that is seen says anything of a group"
     recorder.released.set()
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert recorder.said.count("keep Coscheduling") == 1
-    assert recorder.calls.groups() == ()
+    assert recorder.calls.pending_group_calls() == ()
 
 
 async def test_a_pod_group_that_is_refused_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
@@ -238,9 +238,9 @@ async def test_a_pod_group_that_is_refused_keeps_nothing_else_from_being_done(re
     remove = DeletePodGroup("Coscheduling", "u", "")
     assert await recorder.carry_out(remove, CreateWorker(0, 1)) == ()
     await asyncio.wait_for(_done(recorder, "create 0"), 10)
-    await recorder.calls.all_calls_done()
-    (refused,) = recorder.calls.groups()
-    assert (refused.gang, refused.under_way) == ("Coscheduling", False)
+    await recorder.calls.wait_until_done()
+    (refused,) = recorder.calls.pending_group_calls()
+    assert (refused.gang, refused.in_progress) == ("Coscheduling", False)
     assert refused.rejection == "remove Coscheduling was refused: exceeded quota"
     assert refused.until_seconds > recorder.clock
 
@@ -254,24 +254,24 @@ async def test_refused_deletions_of_persistent_data_are_counted_and_keep_nothing
     recorder.refuses = {"purge 1"}
     for refusals in (1, 2):
         assert await recorder.carry_out(PurgePersistent(1), SetFinalizer(True)) == ()
-        assert recorder.calls.purging.under_way
-        await recorder.calls.all_calls_done()
-        seen = recorder.calls.purging
-        assert (seen.refusals, seen.since_seconds, seen.last_seconds) == (refusals, 1000.0, recorder.clock)
-        assert seen.refusal.startswith("a webhook says no")
+        assert recorder.calls.purge_state.in_progress
+        await recorder.calls.wait_until_done()
+        seen = recorder.calls.purge_state
+        assert (seen.rejections, seen.since_seconds, seen.last_seconds) == (refusals, 1000.0, recorder.clock)
+        assert seen.rejection.startswith("a webhook says no")
         recorder.clock += 10
     recorder.refused_with = 429
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.all_calls_done()
-    assert recorder.calls.purging.refusals == 2  # a busy server has nothing against it
+    await recorder.calls.wait_until_done()
+    assert recorder.calls.purge_state.rejections == 2  # a busy server has nothing against it
     recorder.refuses, recorder.fails = set(), {"purge 1"}
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.all_calls_done()
-    assert recorder.calls.purging.refusals == 2  # nobody knows whether that one was carried out
+    await recorder.calls.wait_until_done()
+    assert recorder.calls.purge_state.rejections == 2  # nobody knows whether that one was carried out
     recorder.fails = set()
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.all_calls_done()
-    assert recorder.calls.purging == PurgeCallSeen(1, recorder.clock, refusals=2)
+    await recorder.calls.wait_until_done()
+    assert recorder.calls.purge_state == ObservedPurgeCall(1, recorder.clock, rejections=2)
 
 
 async def test_a_deletion_of_persistent_data_under_way_is_asked_for_once(recorder: Recorder) -> None:
@@ -279,5 +279,5 @@ async def test_a_deletion_of_persistent_data_under_way_is_asked_for_once(recorde
     for _ in range(3):
         await recorder.carry_out(PurgePersistent(1))
     recorder.released.set()
-    await recorder.calls.all_calls_done()
+    await recorder.calls.wait_until_done()
     assert recorder.said == ["purge 1"]

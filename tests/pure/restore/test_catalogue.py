@@ -13,7 +13,7 @@ from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import SaveSource, read_catalogue
-from surefoot.restore.catalogue import AT_ONCE, reread
+from surefoot.restore.catalogue import MAX_CONCURRENT_SOURCES, reread_missing_indexes
 from surefoot.restore.copy_choice import CopySelector
 
 CHECKPOINT = Checkpoint(3, 40)
@@ -29,7 +29,7 @@ class Holders:
     """Holders that answer only once as many as may be are asked."""
 
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)
-    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(AT_ONCE, timeout=60))
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(MAX_CONCURRENT_SOURCES, timeout=60))
     silent: set[int] = field(default_factory=set)
 
     def sources(self) -> list[SaveSource]:
@@ -64,18 +64,18 @@ class OneOf:
 def test_all_holders_are_asked_at_once_and_each_once() -> None:
     holders = Holders()
     found = read_catalogue(holders.sources(), CHECKPOINT)
-    assert found.copies(CHECKPOINT) == {n: [(n, manifest(n))] for n in range(HOLDERS)}
+    assert found.copies_by_rank(CHECKPOINT) == {n: [(n, manifest(n))] for n in range(HOLDERS)}
     assert holders.asked == Counter({(what, n): 1 for what in ("opened", "asked", "closed") for n in range(HOLDERS)})
 
 
 def test_only_silent_ones_are_asked_again_and_answers_stay_in_their_places() -> None:
     holders = Holders(silent=set(range(0, HOLDERS, 8)))
     first = read_catalogue(holders.sources(), CHECKPOINT)
-    assert set(first.silent) == {f"memory:{n}" for n in holders.silent}
+    assert set(first.unanswered_sources) == {f"memory:{n}" for n in holders.silent}
     again, holders.silent = set(holders.silent), {8}
-    second = reread(first)
-    assert second.silent == ("memory:8",)
-    assert second.copies(CHECKPOINT) == {n: [(n, manifest(n))] for n in range(HOLDERS) if n != 8}
+    second = reread_missing_indexes(first)
+    assert second.unanswered_sources == ("memory:8",)
+    assert second.copies_by_rank(CHECKPOINT) == {n: [(n, manifest(n))] for n in range(HOLDERS) if n != 8}
     assert {n for (what, n), times in holders.asked.items() if what == "asked" and times == 2} == again
 
 
@@ -119,14 +119,14 @@ class Others:
 def test_nobody_asks_for_other_holders_where_these_have_what_is_wanted() -> None:
     others = Others()
     catalogue = read_catalogue([having("memory:a", 0)], CHECKPOINT, others)
-    assert CopySelector(CHECKPOINT, catalogue, 0, None).manifest(0) == manifest(0)
+    assert CopySelector(CHECKPOINT, catalogue, 0, None).manifest_of(0) == manifest(0)
     assert others.asked == 0
 
 
 def test_what_these_holders_lack_is_looked_for_on_all_others() -> None:
     others = Others(away=2)
     copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
-    assert copies.manifest(1) == manifest(1)
+    assert copies.manifest_of(1) == manifest(1)
     assert others.asked == 3, "as long as nobody answers nothing is absent"
     assert [source.name for source in copies.sources] == ["memory:a", "memory:b", "memory:c"]
     assert copies.connections.connection_to(1).manifests_of(CHECKPOINT) == (manifest(1),)  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> Non
     others = Others()
     copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
     with pytest.raises(Unreadable) as told:
-        copies.manifest(7)
+        copies.manifest_of(7)
     assert told.value.absent
     assert others.asked == 1
 
@@ -144,7 +144,7 @@ def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> Non
 def test_patience_ends_also_where_nobody_says_which_others_there_are() -> None:
     copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, Others(away=9)), 0, 0.1)
     with pytest.raises(TierUnavailable, match="not known yet"):
-        copies.manifest(1)
+        copies.manifest_of(1)
 
 
 def test_who_lists_checkpoints_asks_all_holders_at_once() -> None:
@@ -152,4 +152,4 @@ def test_who_lists_checkpoints_asks_all_holders_at_once() -> None:
     found = read_catalogue([], None, others)
     assert others.asked == 1
     assert len(found.sources) == 2
-    assert not found.further
+    assert not found.further_sources

@@ -18,7 +18,7 @@ from surefoot import metrics
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import Grid
-from surefoot.protocol.checkpoints.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import MAX_CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, ReadSummary, SaveSource, read_catalogue
 from surefoot.restore.exchange import _FRAME, HEADER_BYTES, ROUND_BYTES, CommonDestinations, ExchangeFailed, Outbox
@@ -26,9 +26,9 @@ from surefoot.restore.read_plan import (
     ReadProposal,
     WantedBox,
     derive_agreement,
-    division,
-    part_of,
-    replicated_destinations,
+    divide_reads,
+    group_shared_destinations,
+    sharing_group_of,
 )
 
 reads_of_any_size = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4_000_000)), max_size=60)
@@ -42,7 +42,7 @@ CHECKPOINT = Checkpoint(1, 10)
 def test_a_division_gives_each_read_to_one_member_and_none_over_one_read_more_than_another(
     reads: list[tuple[int, int]], members: int
 ) -> None:
-    owners = division(reads, [frozenset()] * members)
+    owners = divide_reads(reads, [frozenset()] * members)
     assert len(owners) == len(reads)
     assert all(0 <= owner < members for owner in owners)
     loads = [sum(size for (_, size), o in zip(reads, owners, strict=True) if o == m) for m in range(members)]
@@ -53,13 +53,13 @@ def test_a_division_gives_each_read_to_one_member_and_none_over_one_read_more_th
 def test_what_lies_in_a_members_staging_memory_is_read_by_one_that_has_it(
     reads: list[tuple[int, int]], staged: list[frozenset[int]]
 ) -> None:
-    for (rank, _), owner in zip(reads, division(reads, staged), strict=True):
+    for (rank, _), owner in zip(reads, divide_reads(reads, staged), strict=True):
         assert rank in staged[owner] or all(rank not in mine for mine in staged)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=90, unique=True), st.integers(2, 20))
 def test_members_of_a_part_agree_on_it_and_parts_are_of_nearly_equal_size(ranks: list[int], most: int) -> None:
-    parts = {rank: part_of(sorted(ranks), rank, most) for rank in ranks}
+    parts = {rank: sharing_group_of(sorted(ranks), rank, most) for rank in ranks}
     assert all(parts[other] == mine for mine in parts.values() for other in mine)
     assert sorted(rank for part in set(parts.values()) for rank in part) == sorted(ranks)
     sizes = {len(part) for part in parts.values()}
@@ -75,10 +75,13 @@ def test_groups_are_what_all_members_hold_by_name_and_small_ones_are_left_out() 
     wanted = [want("b", 100), want("a", 100), want("mine", 500), want("pair", 50), want("few", 2)]
     everybody, pair, odd = Grid.world_size(4), Grid.of([1, 3]), Grid.of([1, 2])
     same = [everybody, everybody, Grid.alone(1), pair, odd]
-    found = replicated_destinations(wanted, same, rank=1, least_bytes=100)
-    assert [(g.members, g.numbers, g.size_bytes) for g in found] == [((0, 1, 2, 3), (1, 0), 800), ((1, 3), (3,), 200)]
-    assert replicated_destinations(wanted, same, rank=0, least_bytes=100)[0].members == (0, 1, 2, 3)
-    assert replicated_destinations(wanted, [None] * 5, rank=1, least_bytes=0) == ()
+    found = group_shared_destinations(wanted, same, rank=1, min_bytes=100)
+    assert [(g.members, g.destination_indexes, g.size_bytes) for g in found] == [
+        ((0, 1, 2, 3), (1, 0), 800),
+        ((1, 3), (3,), 200),
+    ]
+    assert group_shared_destinations(wanted, same, rank=0, min_bytes=100)[0].members == (0, 1, 2, 3)
+    assert group_shared_destinations(wanted, [None] * 5, rank=1, min_bytes=0) == ()
 
 
 def test_ranks_take_groups_in_one_order_so_that_no_two_wait_for_each_other() -> None:
@@ -88,7 +91,7 @@ def test_ranks_take_groups_in_one_order_so_that_no_two_wait_for_each_other() -> 
     for rank in range(4):
         mine = [g for g in [*columns, *everybody, *rows] if rank in g]
         wanted = [want(f"t{i}", 10) for i in range(len(mine))]
-        orders.append([g.members for g in replicated_destinations(wanted, [Grid.of(g) for g in mine], rank, 0)])
+        orders.append([g.members for g in group_shared_destinations(wanted, [Grid.of(g) for g in mine], rank, 0)])
     for one in orders:
         for other in orders:
             both = [g for g in one if g in other]
@@ -109,7 +112,7 @@ def test_cards_that_do_not_fit_together_mean_that_everybody_reads_alone(
 ) -> None:
     found = derive_agreement([ReadProposal.from_text(t) for t in texts], [(0, 10), (1, 10)])
     assert found.owners is None
-    assert found.doubt == doubt
+    assert found.is_inconsistent == doubt
     assert reason in found.reason
 
 
@@ -124,28 +127,28 @@ def test_cards_that_fit_divide_the_reads_by_what_is_staged() -> None:
 def test_a_thread_that_finds_no_room_waits_for_the_next_buffer_and_nothing_is_lost() -> None:
     outbox = Outbox(_FRAME.size * 2 + 20)
     with ThreadPoolExecutor(1) as pool:
-        putting = pool.submit(lambda: [outbox.put(n, 0, memoryview(bytes([n] * 10))) for n in range(5)])
+        putting = pool.submit(lambda: [outbox.queue_segment(n, 0, memoryview(bytes([n] * 10))) for n in range(5)])
         found = [bytes(outbox.next_full_buffer().data) for _ in range(2)]
         putting.result(10)
-    outbox.finish(failed=False)
+    outbox.mark_finished(failed=False)
     last = outbox.next_full_buffer()
     found.append(bytes(last.data))
-    assert last.finished
-    assert not last.failed
+    assert last.is_last
+    assert not last.is_failed
     assert b"".join(found) == b"".join(_FRAME.pack(n, 0, 10) + bytes([n] * 10) for n in range(5))
 
 
 def test_a_closed_outbox_holds_nobody_up() -> None:
     outbox = Outbox(_FRAME.size + 10)
     with ThreadPoolExecutor(1) as pool:
-        putting = pool.submit(lambda: [outbox.put(n, 0, memoryview(bytes(10))) for n in range(5)])
+        putting = pool.submit(lambda: [outbox.queue_segment(n, 0, memoryview(bytes(10))) for n in range(5)])
         outbox.next_full_buffer()
         outbox.close()
         putting.result(10)
 
 
 def test_any_segment_fits_into_a_buffer() -> None:
-    Outbox(ROUND_BYTES).put(0, 0, memoryview(bytes(CHUNK_BYTES)))
+    Outbox(ROUND_BYTES).queue_segment(0, 0, memoryview(bytes(MAX_CHUNK_BYTES)))
 
 
 # ---- an exchange -----------------------------------------------------------------------------------------------------
@@ -170,8 +173,8 @@ Result = tuple[ReadSummary, dict[str, np.ndarray]]
 @dataclass(frozen=True)
 class Staged:
     stream: memoryview
-    layout: str
-    own: bool = True
+    layout_digest: str
+    is_own: bool = True
 
 
 def member(
@@ -184,7 +187,7 @@ def member(
         for n, a in into.items()
     ]
     source = SaveSource(place.name, "memory", place.tier)
-    options = ReadOptions(reader=me, threads=2, patience_seconds=1.0)
+    options = ReadOptions(reader_rank=me, max_threads=2, patience_seconds=1.0)
     with CheckpointReader(CHECKPOINT, read_catalogue([source]), options, staged) as reader:
         return reader.read(goals, [CommonDestinations(tuple(range(len(goals))), room.member(me))]), into
 
@@ -210,8 +213,8 @@ STATE_BYTES = sum(a.nbytes for a in arrays(1, SHAPES).values())
 def test_each_stored_byte_is_read_once_for_all_members_and_all_have_every_byte(place: MemoryPlace) -> None:
     results = together(place, Room(4))
     assert_exact(results)
-    assert sum(done.by_kind["memory"] for done, _ in results) == STATE_BYTES
-    assert all(done.by_kind["memory"] + done.by_kind["peer"] == STATE_BYTES for done, _ in results)
+    assert sum(done.bytes_by_kind["memory"] for done, _ in results) == STATE_BYTES
+    assert all(done.bytes_by_kind["memory"] + done.bytes_by_kind["peer"] == STATE_BYTES for done, _ in results)
     assert {done.source for done, _ in results} == {"memory"}
 
 
@@ -224,11 +227,11 @@ def test_members_that_start_where_they_saved_read_no_holder_at_all(place: Memory
         saves[rank] = Staged(memoryview(data), stream.digest)
     results = staged_together(place, saves)
     assert_exact(results)
-    assert all("memory" not in done.by_kind for done, _ in results)
+    assert all("memory" not in done.bytes_by_kind for done, _ in results)
     assert {done.source for done, _ in results} == {"staging"}
     changed = bytearray(saves[1].stream)
     changed[5] ^= 1
-    results = staged_together(place, saves | {1: Staged(memoryview(changed), saves[1].layout)})
+    results = staged_together(place, saves | {1: Staged(memoryview(changed), saves[1].layout_digest)})
     assert_exact(results)
     assert {done.source for done, _ in results} == {"staging+memory"}
 
@@ -258,7 +261,7 @@ def test_a_damaged_byte_anywhere_in_the_exchange_is_never_placed(
     assert_exact(results)
     assert spoiled
     assert fallbacks("peer") + fallbacks("exchange") > before
-    assert results[0][0].by_kind["memory"] > STATE_BYTES // members
+    assert results[0][0].bytes_by_kind["memory"] > STATE_BYTES // members
 
 
 def _lost(me: int, source: int, data: memoryview) -> None:
@@ -279,7 +282,7 @@ def test_a_broken_exchange_ends_in_direct_reads_of_what_is_missing(
     results = together(place, Room(3, spoil=spoil))
     assert_exact(results)
     assert fallbacks("exchange") >= before + 2
-    assert all(sum(done.by_kind.values()) >= STATE_BYTES for done, _ in results)
+    assert all(sum(done.bytes_by_kind.values()) >= STATE_BYTES for done, _ in results)
 
 
 def test_members_that_want_different_things_read_alone(place: MemoryPlace) -> None:
@@ -290,7 +293,7 @@ def test_members_that_want_different_things_read_alone(place: MemoryPlace) -> No
         results = [run.result(30) for run in runs]
     assert_exact(results)
     assert fallbacks("exchange") == before + 2
-    assert results[0][0].by_kind == {"memory": STATE_BYTES}
+    assert results[0][0].bytes_by_kind == {"memory": STATE_BYTES}
 
 
 def test_a_member_whose_share_cannot_be_read_fails_alone_and_says_so() -> None:

@@ -17,10 +17,10 @@ from support.saves import put_save
 from support.spreads import KINDS, data_of, stream
 from surefoot.format.layouts import LayoutFamily, Stream
 from surefoot.geometry import Box
-from surefoot.protocol.checkpoints.completeness import uncovered
+from surefoot.protocol.checkpoints.completeness import describe_uncovered_tensor
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
-from surefoot.restore.read_plan import WantedBox, plan
+from surefoot.restore.read_plan import WantedBox, plan_reads
 
 SHAPES = {"a": (7, 5), "b": (11, 3), "buffer": (4,), "c.b": (13,), "d": (), "e": (0, 3), "f.b": (3, 5, 2)}
 WHOLES = {n: np.arange(prod(s), dtype=np.float32).reshape(s) + 1000 * i for i, (n, s) in enumerate(SHAPES.items())}
@@ -35,25 +35,27 @@ def put_together(saved: dict[int, Stream], wanted: list[WantedBox]) -> list[np.n
     """What a plan's segments bring, block by block."""
     bytes_of = {rank: data_of(one, WHOLES) for rank, one in saved.items()}
     found = [np.full(w.box.lengths, np.nan, np.float32) for w in wanted]
-    for r in plan(wanted, saved).ranges:
+    for r in plan_reads(wanted, saved).ranges:
         for s in r.segments:
-            size = prod(s.block) * 4
+            size = prod(s.block_shape) * 4
             for number in range(s.count):
                 raw = bytes_of[r.rank][s.start + number * size : s.start + (number + 1) * size]
-                block = np.frombuffer(raw, np.float32).reshape(s.block)
-                taken = block[tuple(slice(o, o + n) for o, n in zip(s.take.offsets, s.take.lengths, strict=True))]
-                want = wanted[s.wanted]
+                block = np.frombuffer(raw, np.float32).reshape(s.block_shape)
+                taken = block[
+                    tuple(slice(o, o + n) for o, n in zip(s.wanted_part.offsets, s.wanted_part.lengths, strict=True))
+                ]
+                want = wanted[s.box_index]
                 at = [p - w for p, w in zip(s.location.offsets, want.box.offsets, strict=True)]
                 if at:
                     at[-1] += number * taken.shape[-1]
-                found[s.wanted][tuple(slice(o, o + n) for o, n in zip(at, taken.shape, strict=True))] = taken
+                found[s.box_index][tuple(slice(o, o + n) for o, n in zip(at, taken.shape, strict=True))] = taken
     return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layout_covers_everything_once_at_every_size(kind: str) -> None:
     for world in SIZES:
-        assert uncovered(one.layout for one in streams(kind, world).values()) is None
+        assert describe_uncovered_tensor(one.layout for one in streams(kind, world).values()) is None
 
 
 @pytest.mark.gate_only
@@ -153,7 +155,7 @@ def test_every_tensor_is_known_from_few_records(kind: str, records: int) -> None
         put_save(place.tier(), RankSave(1, 5, rank), 4, one, data_of(one, WHOLES))
     catalogue = read_catalogue([SaveSource("memory:one", "memory", place.tier)])
     with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
-        found = reader.layouts.tensors(own=3)
+        found = reader.layouts.list_tensors(own_rank=3)
         assert {name: tensor.shape for name, tensor in found.items()} == SHAPES
         assert reader.layouts.records_read == records
 
@@ -170,8 +172,8 @@ def test_a_tensor_that_one_rank_has_more_than_the_others_is_found_when_all_are_a
         put_save(place.tier(), RankSave(1, 5, rank), 2, one, data_of(one, wholes))
     catalogue = read_catalogue([SaveSource("memory:one", "memory", place.tier)])
     with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
-        assert "odd" not in reader.layouts.tensors(own=0)
-        assert "odd" in reader.layouts.tensors(own=0, every=True)
+        assert "odd" not in reader.layouts.list_tensors(own_rank=0)
+        assert "odd" in reader.layouts.list_tensors(own_rank=0, read_all=True)
         found = np.zeros((2, 2), np.float32)
         where = memoryview(found.reshape(-1).view(np.uint8))
         reader.read([Destination("odd", "float32", (2, 2), Box.whole((2, 2)), where)])

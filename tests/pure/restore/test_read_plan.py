@@ -16,7 +16,7 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
-from surefoot.restore.read_plan import WantedBox, plan, preference, spread
+from surefoot.restore.read_plan import WantedBox, balance_reads, order_copies, plan_reads
 
 ITEMSIZES = {"float32": 4, "float64": 8, "uint8": 1, "int16": 2}
 
@@ -69,7 +69,7 @@ def test_any_reshard_gives_every_rank_exactly_its_elements(data: st.DataObject) 
         into = [np.zeros(box.lengths, dtype) for _, box in boxes]
         goals = [destination(n, a, shapes[n], b) for (n, b), a in zip(boxes, into, strict=True)]
         with CheckpointReader(
-            Checkpoint(1, 10), read_catalogue([source(place)]), ReadOptions(reader=rank, threads=2)
+            Checkpoint(1, 10), read_catalogue([source(place)]), ReadOptions(reader_rank=rank, max_threads=2)
         ) as reader:
             reader.read(goals)
         for (name, box), found in zip(boxes, into, strict=True):
@@ -96,7 +96,7 @@ def test_a_reshard_along_dimension_0_reads_hardly_more_than_it_needs(before: int
     wanted_bytes = read_bytes = 0
     for rank in range(after):
         (box,) = split(shape, after, rank)
-        planned = plan([WantedBox("w", "float32", shape, box, 4)], saved)
+        planned = plan_reads([WantedBox("w", "float32", shape, box, 4)], saved)
         wanted_bytes += planned.wanted_bytes
         read_bytes += planned.read_bytes
     assert wanted_bytes == 4096 * 1024 * 4
@@ -107,14 +107,14 @@ def test_a_reshard_across_dimensions_reads_at_most_a_third_more() -> None:
     shape = (2048, 1024)
     saved = streams(shape, 3)
     boxes = [Box((0, 0), (2048, 341)), Box((0, 341), (2048, 341)), Box((0, 682), (2048, 342))]
-    plans = [plan([WantedBox("w", "float32", shape, box, 4)], saved) for box in boxes]
+    plans = [plan_reads([WantedBox("w", "float32", shape, box, 4)], saved) for box in boxes]
     assert sum(p.read_bytes for p in plans) / sum(p.wanted_bytes for p in plans) < 1.33
 
 
 def test_ranges_never_leave_their_chunk_and_touching_ones_are_one_request() -> None:
     shape = (8192, 1024)
     saved = streams(shape, 2)
-    planned = plan([WantedBox("w", "float32", shape, Box.whole(shape), 4)], saved)
+    planned = plan_reads([WantedBox("w", "float32", shape, Box.whole(shape), 4)], saved)
     chunks = sum(len(stream.layout.chunk_starts) for stream in saved.values())
     assert len(planned.ranges) == chunks
     for r in planned.ranges:
@@ -131,36 +131,36 @@ def test_ranges_never_leave_their_chunk_and_touching_ones_are_one_request() -> N
 )
 def test_a_tensor_that_is_not_there_as_wanted_is_refused_by_name(wanted: WantedBox, text: str) -> None:
     with pytest.raises(StateMismatch, match=text):
-        plan([wanted], streams((8, 8), 2))
+        plan_reads([wanted], streams((8, 8), 2))
 
 
 def test_the_local_copy_is_preferred_and_the_others_share_the_rest_and_the_persistent_tier_is_last() -> None:
     copies = dict.fromkeys(range(4), (0, 1, 2, 3))
     sizes = dict.fromkeys(range(4), 100)
-    local = preference(copies, frozenset({1}), frozenset({3}), sizes, seed=0)
+    local = order_copies(copies, frozenset({1}), frozenset({3}), sizes, seed=0)
     assert {order[0] for order in local.values()} == {1}
-    balanced = preference(copies, frozenset(), frozenset({3}), sizes, seed=0)
+    balanced = order_copies(copies, frozenset(), frozenset({3}), sizes, seed=0)
     assert {order[0] for order in balanced.values()} == {0, 1, 2}
     assert {order[-1] for order in balanced.values()} == {3}
-    first = {seed: preference({0: (0, 1, 2)}, frozenset(), frozenset(), {0: 1}, seed)[0][0] for seed in range(3)}
+    first = {seed: order_copies({0: (0, 1, 2)}, frozenset(), frozenset(), {0: 1}, seed)[0][0] for seed in range(3)}
     assert set(first.values()) == {0, 1, 2}, "readers begin at different sources"
 
 
 def test_reads_of_one_rank_save_begin_at_each_of_its_copies_in_memory_in_turn_and_keep_the_others_for_later() -> None:
     having = {0: (0, 1, 3), 1: (2, 0, 3)}
     reads = [(0, 100), (0, 100), (0, 50), (0, 50), (1, 10)]
-    orders = spread(reads, having, frozenset({3}))
+    orders = balance_reads(reads, having, frozenset({3}))
     assert [order[0] for order in orders] == [0, 1, 0, 1, 2]
     assert all(
         order[-1] == 3 and sorted(order) == sorted(having[rank]) for order, (rank, _) in zip(orders, reads, strict=True)
     )
-    assert spread([(7, 1)], having, frozenset()) == [()], "a rank nobody has"
+    assert balance_reads([(7, 1)], having, frozenset()) == [()], "a rank nobody has"
 
 
 @pytest.mark.parametrize("width", [1024, 768, 1000, 96])
 def test_a_chunk_of_a_matrix_is_placed_by_a_few_copies(width: int) -> None:
     saved = streams((4096, width), 1)
-    planned = plan([WantedBox("w", "float32", (4096, width), Box.whole((4096, width)), 4)], saved)
+    planned = plan_reads([WantedBox("w", "float32", (4096, width), Box.whole((4096, width)), 4)], saved)
     assert planned.read_bytes == planned.wanted_bytes
     segments = [len(r.segments) for r in planned.ranges]
     # clipped tiles at the edge of each row keep rows apart

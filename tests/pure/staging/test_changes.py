@@ -81,7 +81,7 @@ class Played:
 
     def begin(self) -> None:
         self.at_step = [tensor.clone() for tensor in self.tensors]
-        self.stager.start(self.slot, [], self.sources, self.outcomes.append)
+        self.stager.start_save(self.slot, [], self.sources, self.outcomes.append)
 
     def copy(self, count: int) -> None:
         staging = self.stager._current
@@ -92,7 +92,7 @@ class Played:
     def wanted(self) -> bytes:
         found = np.zeros_like(self.slot)
         for source, tensor in zip(self.sources, self.at_step, strict=True):
-            for copy in host_copies.copies_of(tensor, TILE, found[source.start : source.stop]):
+            for copy in host_copies.prepare_copies(tensor, TILE, found[source.start : source.stop]):
                 copy.run()
         return found.tobytes()
 
@@ -137,7 +137,7 @@ def test_a_sealed_slot_holds_the_bytes_of_the_step(seed: int, schedule: list[tup
             else:
                 played.tensors[which].data.copy_(played.at_step[which])
         untouched = all(kind != "change" for kind, *_ in schedule)
-        played.stager.join()
+        played.stager.join_copies()
         right = played.slot.tobytes() == played.wanted()
         assert played.outcomes[0].is_complete == right
         assert right or not untouched
@@ -160,7 +160,7 @@ def test_each_way_to_change_a_tensor_is_found_and_named(
         if not stays:
             played.copy(100)
             played.tensors[3].data.copy_(played.at_step[3])
-        played.stager.join()
+        played.stager.join_copies()
     finally:
         played.stager.close()
     assert played.outcomes == [CopyOutcome(("t3",))]
@@ -175,7 +175,7 @@ def test_tensors_that_change_places_are_found() -> None:
         kept = one.clone()
         one.data.copy_(other)
         other.copy_(kept)
-        played.stager.join()
+        played.stager.join_copies()
     finally:
         played.stager.close()
     assert played.outcomes == [CopyOutcome(("t0",))]

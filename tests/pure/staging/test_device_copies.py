@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.staging import CopyOutcome, CopySource, Stager, copies_of, device_copies
-from surefoot.staging.device_copies import SMALL_BYTES, DeviceCopies, copy_from_device, fingerprint
+from surefoot.staging import CopyOutcome, CopySource, Stager, device_copies, prepare_copies
+from surefoot.staging.device_copies import SMALL_BYTES, DeviceCopies, compute_fingerprint, copy_from_device
 
 SIZE = SMALL_BYTES + 1_000_000
 
@@ -89,14 +89,14 @@ def test_only_what_changes_before_the_join_costs_the_save(
 ) -> None:
     tensor, slot = torch.full((SIZE,), 7, dtype=torch.uint8), np.zeros(SIZE, dtype=np.uint8)
     outcomes: list[CopyOutcome] = []
-    stager.start(slot, [], [source("weight", tensor)], outcomes.append)
+    stager.start_save(slot, [], [source("weight", tensor)], outcomes.append)
     if before:
         tensor.data[5] = 8
-    stager.join()
+    stager.join_copies()
     tensor.fill_(9)  # the optimizer's step, queued behind the copy
-    stager.join()  # a second optimizer's
+    stager.join_copies()  # a second optimizer's
     gate.set()
-    stager.wait()
+    stager.wait_for_save()
     assert outcomes == [CopyOutcome(changed)]
     assert before or set(slot) == {7}
 
@@ -111,12 +111,12 @@ def test_weights_that_are_swapped_while_they_are_copied_and_swapped_back_are_fou
         outcomes.append(outcome)
         ended.set()
 
-    stager.start(slot, [], [source("weight", tensor)], done)
+    stager.start_save(slot, [], [source("weight", tensor)], done)
     tensor.data.fill_(8)
     gate.set()
     assert ended.wait(10)
     tensor.data.fill_(7)
-    stager.join()
+    stager.join_copies()
     assert outcomes == [CopyOutcome(("weight",))]
 
 
@@ -128,11 +128,11 @@ def test_what_is_small_or_may_change_at_once_is_copied_before_what_is_queued_nex
     tensor, slot = torch.full((size,), 7, dtype=torch.uint8), np.zeros(size, dtype=np.uint8)
     outcomes: list[CopyOutcome] = []
     sources = [source("statistics", tensor)]
-    stager.start(slot, [] if lazy else sources, sources if lazy else [], outcomes.append)
+    stager.start_save(slot, [] if lazy else sources, sources if lazy else [], outcomes.append)
     tensor.fill_(8)  # the next forward's, queued behind the copy
     assert not outcomes
     gate.set()
-    stager.wait()
+    stager.wait_for_save()
     assert outcomes == [CopyOutcome()]
     assert set(slot) == {7}
 
@@ -148,7 +148,7 @@ def test_a_device_lays_blocks_as_the_host_does_and_fingerprints_what_it_copied(
     size = tensor.numel() * tensor.element_size()
     found, wanted = np.zeros(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
 
-    for copy in copies_of(tensor, tile, wanted):
+    for copy in prepare_copies(tensor, tile, wanted):
         copy.run()
     keys = torch.randint(-(2**62), 2**62, (1024,))
     first = copy_from_device(tensor, tile, found, keys)
@@ -162,14 +162,14 @@ def test_a_fingerprint_knows_places_signs_and_single_bits(length: int) -> None:
     keys = torch.randint(-(2**63), 2**63 - 1, (512,))
     plain = torch.zeros(length, dtype=torch.uint8)
     plain[::3] = 1
-    seen = {fingerprint(plain, keys).item()}
+    seen = {compute_fingerprint(plain, keys).item()}
     variants = [plain.roll(1), plain.flip(0), plain.roll(4), 1 - plain]
     for at in range(0, length, 7):
         for bit in (1, 128):
             variants.append(plain.clone())
             variants[-1][at] ^= bit
     distinct = {variant.numpy().tobytes() for variant in variants} - {plain.numpy().tobytes()}
-    seen |= {fingerprint(torch.frombuffer(bytearray(v), dtype=torch.uint8), keys).item() for v in distinct}
+    seen |= {compute_fingerprint(torch.frombuffer(bytearray(v), dtype=torch.uint8), keys).item() for v in distinct}
     assert len(seen) == 1 + len(distinct)
     signs = torch.ones(512)
-    assert fingerprint(signs, keys).item() != fingerprint(-signs, keys).item()
+    assert compute_fingerprint(signs, keys).item() != compute_fingerprint(-signs, keys).item()

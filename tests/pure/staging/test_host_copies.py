@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from surefoot.geometry import Tiling
 from surefoot.geometry import block_shape as geometry_block_shape
 from surefoot.geometry.box import block_shape
-from surefoot.staging import CopySource, Stager, copies_of
+from surefoot.staging import CopySource, Stager, prepare_copies
 from surefoot.staging.host_copies import (
     BAND_BYTES,
     SMALL_BYTES,
     Arena,
+    CopyBuffers,
     CopyTarget,
     GatheredSources,
-    Scratch,
     SmallTensors,
-    bands,
-    gatherable,
-    regions,
+    is_gatherable,
+    split_into_band_slices,
+    split_into_regions,
 )
 
 # ---- gathering -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def laid(tensors: list[torch.Tensor]) -> list[CopySource]:
 def plainly(sources: list[CopySource]) -> bytes:
     slot = np.zeros(sources[-1].stop if sources else 0, dtype=np.uint8)
     for source in sources:
-        for copy in copies_of(source.read().detach(), source.tile, slot[source.start : source.stop]):
+        for copy in prepare_copies(source.read().detach(), source.tile, slot[source.start : source.stop]):
             copy.run()
     return slot.tobytes()
 
@@ -117,18 +117,18 @@ def test_a_save_of_any_mix_has_the_bytes_of_single_copies(
         if tensors:
             moved(tensors[index % len(tensors)], how)
         slot = slots[number % 2]
-        stager.start(slot, now, lazy, lambda outcome: None)
-        stager.wait()
+        stager.start_save(slot, now, lazy, lambda outcome: None)
+        stager.wait_for_save()
         assert slot.tobytes() == plainly(sources)
-    stager.forget()
+    stager.release_prepared()
 
 
 def test_what_lies_side_by_side_is_one_copy_and_no_longer_than_a_band() -> None:
     tensors = [torch.zeros(2048) for _ in range(300)]
     tensors[100] = torch.zeros(SMALL_BYTES + 4, dtype=torch.uint8).view(torch.float32)  # not small: parts the others
     sources = laid(tensors)
-    small = SmallTensors(source for source in sources if gatherable(source))
-    copies = small.copies(CopyTarget.of(np.zeros(sources[-1].stop, dtype=np.uint8)))
+    small = SmallTensors(source for source in sources if is_gatherable(source))
+    copies = small.prepare_copies(CopyTarget.of(np.zeros(sources[-1].stop, dtype=np.uint8)))
     assert [len(copy.sources) for copy in copies] == [100, 128, 71]
 
 
@@ -137,11 +137,11 @@ def test_memory_that_was_replaced_is_noticed_and_its_neighbours_are_kept() -> No
     sources = laid(tensors)
     small = SmallTensors(sources)
     slot = np.zeros(sources[-1].stop, dtype=np.uint8)
-    (copy,) = small.copies(CopyTarget.of(slot))
+    (copy,) = small.prepare_copies(CopyTarget.of(slot))
     kept = [view.data_ptr() for view in copy.sources]
     tensors[2].data = torch.full((4,), 9.0)
     assert small.refresh_views()
-    (copy,) = small.copies(CopyTarget.of(slot))
+    (copy,) = small.prepare_copies(CopyTarget.of(slot))
     copy.run()
     assert slot.view(np.float32).reshape(5, 4)[:, 0].tolist() == [0, 1, 9, 3, 4]
     assert [n for n in range(5) if copy.sources[n].data_ptr() != kept[n]] == [2]
@@ -168,15 +168,15 @@ def test_what_can_no_longer_be_gathered_is_said(change: str) -> None:
 
 def test_large_tensors_parts_and_devices_are_left_to_others() -> None:
     whole = torch.zeros(SMALL_BYTES // 4)
-    assert gatherable(of(whole, 0))
-    assert not gatherable(of(torch.zeros(SMALL_BYTES // 4 + 1), 0))
-    assert not gatherable(CopySource("a part", lambda: whole[:4], lambda: whole, (4,), 0, 16, (slice(0, 4),), None))
-    assert not gatherable(of(torch.zeros(4, device="meta"), 0))
+    assert is_gatherable(of(whole, 0))
+    assert not is_gatherable(of(torch.zeros(SMALL_BYTES // 4 + 1), 0))
+    assert not is_gatherable(CopySource("a part", lambda: whole[:4], lambda: whole, (4,), 0, 16, (slice(0, 4),), None))
+    assert not is_gatherable(of(torch.zeros(4, device="meta"), 0))
 
 
 def gathered(prepared: GatheredSources, size: int) -> bytes:
     slot = np.zeros(size, dtype=np.uint8)
-    for copy in prepared.small.copies(CopyTarget.of(slot)):
+    for copy in prepared.small.prepare_copies(CopyTarget.of(slot)):
         copy.run()
     return slot.tobytes()
 
@@ -186,7 +186,7 @@ def test_a_tensor_that_another_replaces_costs_no_other_its_view() -> None:
     tensors = [large, *(torch.full((4,), float(n)) for n in range(5))]
     sources = laid(tensors)
     prepared = GatheredSources([], sources)
-    views = prepared.small.copies(CopyTarget.of(np.zeros(sources[-1].stop, dtype=np.uint8)))[0].sources
+    views = prepared.small.prepare_copies(CopyTarget.of(np.zeros(sources[-1].stop, dtype=np.uint8)))[0].sources
     kept = [id(view) for view in views]
     replaced = [*sources]
     replaced[0] = of(torch.ones(SMALL_BYTES), 0)
@@ -231,7 +231,7 @@ DTYPES_BLOCKS = [
 
 def laid_blocks(tensor: torch.Tensor, tile: tuple[int, ...]) -> bytes:
     target = np.full(tensor.numel() * tensor.element_size(), 0xEE, dtype=np.uint8)
-    for copy in copies_of(tensor, tile, target):
+    for copy in prepare_copies(tensor, tile, target):
         copy.run()
     return target.tobytes()
 
@@ -270,7 +270,7 @@ def test_large_tensors_are_copied_in_bands_and_laid_alike(shape: tuple[int, ...]
         tile = geometry_block_shape(tuple(found.shape), 4)
         assert laid_blocks(found, tile) == expected(found, tile)
         target = np.empty(found.numel() * 4, dtype=np.uint8)
-        copies = copies_of(found, tile, target)
+        copies = prepare_copies(found, tile, target)
         assert max(c.size_bytes for c in copies) <= BAND_BYTES
         assert len(copies) < 4 + 3 * target.size // BAND_BYTES
 
@@ -282,7 +282,7 @@ def test_bands_are_whole_tiles_in_the_order_of_the_stream(
     """Laid one after the other, each as a piece of its own, they are the piece."""
     tile = tuple(data.draw(st.integers(1, 10)) for _ in shape)
     tensor = torch.arange(int(np.prod(shape, dtype=int)), dtype=torch.int64).reshape(shape)
-    found = [tensor[part] for part in bands(shape, tile, size, limit)]
+    found = [tensor[part] for part in split_into_band_slices(shape, tile, size, limit)]
     assert b"".join(expected(band, tile) for band in found) == expected(tensor, tile)
     assert all(band.numel() * size <= max(limit, size * int(np.prod(tile))) for band in found)
 
@@ -297,8 +297,8 @@ def test_a_verified_copy_lays_the_same_and_knows_its_digest(
     tensor = {"as it lies": tensor, "turned": tensor.movedim(-1, 0), "every other": tensor[..., 0]}[how]
     tile = tuple(data.draw(st.integers(1, 10)) for _ in tensor.shape)
     target = np.full(tensor.numel() * tensor.element_size(), 0xEE, dtype=np.uint8)
-    scratch = Scratch()
-    for copy in copies_of(tensor, tile, target):
+    scratch = CopyBuffers()
+    for copy in prepare_copies(tensor, tile, target):
         digest = copy.digest(scratch)
         assert copy.run_verified(digest, scratch)
         assert not copy.run_verified(digest ^ 1, scratch)
@@ -308,17 +308,17 @@ def test_a_verified_copy_lays_the_same_and_knows_its_digest(
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_changes_places_within_a_copy_changes_its_digest(turned: bool) -> None:
     tensor = torch.eye(300, dtype=torch.int32)
-    copy = copies_of(tensor.t() if turned else tensor, (32, 128), np.zeros(360_000, dtype=np.uint8))[0]
-    before = copy.digest(Scratch())
+    copy = prepare_copies(tensor.t() if turned else tensor, (32, 128), np.zeros(360_000, dtype=np.uint8))[0]
+    before = copy.digest(CopyBuffers())
     tensor[[3, 8]] = tensor[[8, 3]]
-    assert copy.digest(Scratch()) != before
+    assert copy.digest(CopyBuffers()) != before
     tensor[[3, 8]] = tensor[[8, 3]]
-    assert copy.digest(Scratch()) == before
+    assert copy.digest(CopyBuffers()) == before
 
 
 @given(shapes_blocks)
 def test_a_piece_takes_at_most_one_copy_for_each_combination_of_edges(shape: tuple[int, ...]) -> None:
-    assert len(list(regions(shape, tuple(3 for _ in shape)))) <= 2 ** len(shape)
+    assert len(list(split_into_regions(shape, tuple(3 for _ in shape)))) <= 2 ** len(shape)
 
 
 def test_a_conjugated_tensor_is_laid_as_what_it_means() -> None:

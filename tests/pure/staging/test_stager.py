@@ -15,8 +15,8 @@ import torch
 from surefoot import metrics
 from surefoot.staging import CopyOutcome, CopySource, Stager
 from surefoot.staging import stager as ordering
-from surefoot.staging.host_copies import Copy, Scratch
-from surefoot.staging.stager import MIN_BYTES, TRY_EVERY, CopyCosts, CopyThreads, SharedWork
+from surefoot.staging.host_copies import Copy, CopyBuffers
+from surefoot.staging.stager import MIN_BYTES, RETRY_INTERVAL_SAVES, CopyCosts, CopyThreads, SharedWork
 
 # ---- stuck copies ----------------------------------------------------------------------------------------------------
 # What a system refuses (priorities, threads), and what hangs or dies behind the training, costs saves and never time without limit.
@@ -92,7 +92,7 @@ def test_a_process_that_is_nice_and_not_privileged_keeps_its_copying_thread(
     monkeypatch.setattr(os, "setpriority", set_nice)
     stager, ended = stagers(), queue.Queue[CopyOutcome]()
     for _ in range(2):
-        stager.start(slot, [], [source(ones())], ended.put)
+        stager.start_save(slot, [], [source(ones())], ended.put)
         assert ended.get(timeout=10) == CopyOutcome(), "the thread copies without a join"
     assert stager._thread.is_alive()
 
@@ -115,7 +115,7 @@ def test_a_copying_thread_that_dies_is_reported_once_and_its_work_is_done_in_the
     queued[-1].done.set()
     for _ in range(2):
         outcomes: list[CopyOutcome] = []
-        stager.start(slot, [], [source(ones())], outcomes.append)
+        stager.start_save(slot, [], [source(ones())], outcomes.append)
         assert outcomes == [CopyOutcome()], "inside the call"
     assert caplog.text.count("copied inside step()") == 1
     assert metrics.fallbacks.labels("staging_thread_ended")._value.get() == before + 1
@@ -129,12 +129,12 @@ def test_a_copying_thread_that_dies_with_a_save_in_hand_hangs_nobody(
     monkeypatch.setattr(Stager, "_end_staging", lambda *_: (taken.set(), 1 / 0))
     stager, outcomes = stagers(), list[CopyOutcome]()
     queued.append(DeviceWork())
-    stager.start(slot, [], [source(ones())], outcomes.append)
+    stager.start_save(slot, [], [source(ones())], outcomes.append)
     assert taken.wait(10)
     stager._thread.join(10)
     monkeypatch.undo()
     queued[-1].done.set()
-    stager.wait()
+    stager.wait_for_save()
     assert outcomes == [CopyOutcome()]
 
 
@@ -149,11 +149,11 @@ def test_without_leave_for_another_thread_the_training_copies_itself(
             raise RuntimeError("can't start new thread")
         start(self)
 
-    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 2))
+    monkeypatch.setattr(CopyThreads, "helper_count", staticmethod(lambda: 2))
     monkeypatch.setattr(threading.Thread, "start", limited)
     stager, outcomes = stagers(), list[CopyOutcome]()
-    stager.start(slot, [], [source(ones())], outcomes.append)
-    stager.wait()
+    stager.start_save(slot, [], [source(ones())], outcomes.append)
+    stager.wait_for_save()
     assert outcomes == [CopyOutcome()]
     assert set(slot) == {1}
 
@@ -162,30 +162,30 @@ def test_a_device_that_does_not_end_costs_the_save_and_no_other_is_begun_until_i
     monkeypatch: pytest.MonkeyPatch, stagers: Callable[[], Stager], slot: np.ndarray, queued: list[DeviceWork]
 ) -> None:
     """Its copies may still land in the slot: another save must not have it."""
-    monkeypatch.setattr(ordering, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(ordering, "COPY_TIMEOUT_SECONDS", 0.05)
     stager, outcomes = stagers(), list[CopyOutcome]()
     queued.append(DeviceWork())
-    stager.start(slot, [], [source(ones())], outcomes.append)
-    stager.wait()
+    stager.start_save(slot, [], [source(ones())], outcomes.append)
+    stager.wait_for_save()
     assert isinstance(outcomes[0].error, TimeoutError)
     for _ in range(2):
         with pytest.raises(TimeoutError, match="still being copied"):
-            stager.start(slot, [], [source(ones())], outcomes.append)
-    stager.join()  # an optimizer's, before each step
+            stager.start_save(slot, [], [source(ones())], outcomes.append)
+    stager.join_copies()  # an optimizer's, before each step
     queued[-1].done.set()
     queued.clear()
-    stager.start(slot, [], [source(ones())], outcomes.append)
-    stager.wait()
+    stager.start_save(slot, [], [source(ones())], outcomes.append)
+    stager.wait_for_save()
     assert outcomes[1:] == [CopyOutcome()]
 
 
 def test_a_thread_that_hangs_in_a_copy_costs_the_save(
     monkeypatch: pytest.MonkeyPatch, stagers: Callable[[], Stager], slot: np.ndarray
 ) -> None:
-    monkeypatch.setattr(ordering, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(ordering, "COPY_TIMEOUT_SECONDS", 0.05)
     begun, go, run = threading.Event(), threading.Event(), Copy.run_verified
 
-    def hangs(self: Copy, digest: int, scratch: Scratch) -> bool:
+    def hangs(self: Copy, digest: int, scratch: CopyBuffers) -> bool:
         if threading.current_thread().name == "surefoot-staging":
             begun.set()
             go.wait()
@@ -193,13 +193,13 @@ def test_a_thread_that_hangs_in_a_copy_costs_the_save(
 
     monkeypatch.setattr(Copy, "run_verified", hangs)
     stager, outcomes = stagers(), list[CopyOutcome]()
-    stager.start(slot, [], [source(ones())], outcomes.append)
+    stager.start_save(slot, [], [source(ones())], outcomes.append)
     assert begun.wait(10)
-    stager.join()
+    stager.join_copies()
     assert isinstance(outcomes[0].error, TimeoutError)
-    stager.join()  # waits no second time
+    stager.join_copies()  # waits no second time
     with pytest.raises(TimeoutError):
-        stager.start(slot, [], [source(ones())], outcomes.append)
+        stager.start_save(slot, [], [source(ones())], outcomes.append)
     go.set()
     assert len(outcomes) == 1
 
@@ -207,8 +207,8 @@ def test_a_thread_that_hangs_in_a_copy_costs_the_save(
 def test_a_helper_that_hangs_in_a_copy_of_the_call_costs_the_save(
     monkeypatch: pytest.MonkeyPatch, stagers: Callable[[], Stager], slot: np.ndarray
 ) -> None:
-    monkeypatch.setattr(ordering, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 1))
+    monkeypatch.setattr(ordering, "COPY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(CopyThreads, "helper_count", staticmethod(lambda: 1))
     begun, go, run = threading.Event(), threading.Event(), Copy.run
 
     def hangs(self: Copy) -> None:
@@ -227,7 +227,7 @@ def test_a_helper_that_hangs_in_a_copy_of_the_call_costs_the_save(
     ]
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            stager.start(slot, halves, [], lambda outcome: None)
+            stager.start_save(slot, halves, [], lambda outcome: None)
     go.set()
 
 
@@ -275,7 +275,7 @@ def hold_copies(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
     begun, go = threading.Event(), threading.Event()
     run = Copy.run_verified
 
-    def held(self: Copy, digest: int, scratch: Scratch) -> bool:
+    def held(self: Copy, digest: int, scratch: CopyBuffers) -> bool:
         if threading.current_thread().name == "surefoot-staging":
             begun.set()
             assert go.wait(10)
@@ -288,7 +288,7 @@ def hold_copies(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
 def test_what_is_eager_or_small_is_copied_before_start_returns(stager: Stager, slot_ordering: np.ndarray) -> None:
     small, eager = torch.full((100,), 3, dtype=torch.uint8), torch.full((200_000,), 5, dtype=torch.uint8)
     first, second = sources(small, eager)
-    stager.start(slot_ordering, [second], [first], lambda outcome: None)
+    stager.start_save(slot_ordering, [second], [first], lambda outcome: None)
     small.fill_(9)
     eager.fill_(9)
     assert set(slot_ordering[:100]) == {3}
@@ -301,17 +301,17 @@ def test_join_takes_over_what_the_thread_has_not_begun(
     begun, go = hold_copies(monkeypatch)
     tensors = [torch.full((1_000_000,), n + 1, dtype=torch.uint8) for n in range(8)]
     outcomes: list[CopyOutcome] = []
-    stager.start(slot_ordering, [], sources(*tensors), outcomes.append)
+    stager.start_save(slot_ordering, [], sources(*tensors), outcomes.append)
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
-    stager.join()
+    stager.join_copies()
     assert [o.is_complete for o in outcomes] == [True]
     assert all(set(slot_ordering[n * 1_000_000 : (n + 1) * 1_000_000]) == {n + 1} for n in range(8))
 
 
 def test_a_save_ends_by_itself_without_a_join(stager: Stager, slot_ordering: np.ndarray) -> None:
     done = threading.Event()
-    stager.start(slot_ordering, [], sources(torch.ones(500_000)), lambda outcome: done.set())
+    stager.start_save(slot_ordering, [], sources(torch.ones(500_000)), lambda outcome: done.set())
     assert done.wait(10)
 
 
@@ -321,11 +321,11 @@ def test_a_tensor_changed_in_place_under_the_copy_is_named(
     begun, go = hold_copies(monkeypatch)
     a, b = torch.ones(500_000), torch.ones(500_000)
     outcomes: list[CopyOutcome] = []
-    stager.start(slot_ordering, [], sources(a, b), outcomes.append)
+    stager.start_save(slot_ordering, [], sources(a, b), outcomes.append)
     assert begun.wait(10)
     b.mul_(2)
     go.set()
-    stager.join()
+    stager.join_copies()
     assert outcomes == [CopyOutcome(("t1",))]
 
 
@@ -336,12 +336,12 @@ def test_a_change_that_is_gone_before_the_copy_costs_nothing(
     begun, go = hold_copies(monkeypatch)
     a, b = torch.ones(500_000), torch.ones(500_000)
     outcomes: list[CopyOutcome] = []
-    stager.start(slot_ordering, [], sources(a, b), outcomes.append)
+    stager.start_save(slot_ordering, [], sources(a, b), outcomes.append)
     assert begun.wait(10)
     b.mul_(2)
     b.mul_(0.5)
     go.set()
-    stager.join()
+    stager.join_copies()
     assert outcomes == [CopyOutcome()]
     assert np.all(slot_ordering[:4_000_000].view(np.float32) == 1)
 
@@ -351,7 +351,7 @@ def test_nobody_waits_for_a_helper_that_gets_no_turn_and_what_it_finds_later_doe
 ) -> None:
     digest, begun, go = Copy.digest, threading.Event(), threading.Event()
 
-    def stopped(self: Copy, scratch: Scratch) -> int:
+    def stopped(self: Copy, scratch: CopyBuffers) -> int:
         if threading.current_thread().name.startswith("surefoot-helper"):
             begun.set()
             assert go.wait(10)
@@ -359,18 +359,18 @@ def test_nobody_waits_for_a_helper_that_gets_no_turn_and_what_it_finds_later_doe
             assert begun.wait(10), "a helper takes part"
         return digest(self, scratch)
 
-    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 1))
+    monkeypatch.setattr(CopyThreads, "helper_count", staticmethod(lambda: 1))
     monkeypatch.setattr(Copy, "digest", stopped)
     tensors, outcomes = [torch.full((1_000_000,), 7, dtype=torch.uint8) for _ in range(4)], list[CopyOutcome]()
     _, on = hold_copies(monkeypatch)
     stager = Stager()
     try:
-        stager.start(slot_ordering, [], sources(*tensors), outcomes.append)
+        stager.start_save(slot_ordering, [], sources(*tensors), outcomes.append)
         for tensor in tensors:
             tensor.data.fill_(9)
         go.set()  # the helper digests what is there now
         on.set()
-        stager.join()
+        stager.join_copies()
     finally:
         stager.close()
     assert sorted(outcomes[0].changed) == ["t0", "t1", "t2", "t3"]
@@ -380,7 +380,7 @@ def test_large_tensors_that_are_copied_at_once_are_copied_before_start_returns(
     stager: Stager, slot_ordering: np.ndarray
 ) -> None:
     tensors = [torch.full((3_000_000,), n + 1, dtype=torch.uint8) for n in range(4)]
-    stager.start(slot_ordering, sources(*tensors), [], lambda outcome: None)
+    stager.start_save(slot_ordering, sources(*tensors), [], lambda outcome: None)
     for tensor in tensors:
         tensor.fill_(9)
     assert all(set(slot_ordering[n * 3_000_000 : (n + 1) * 3_000_000]) == {n + 1} for n in range(4))
@@ -392,10 +392,10 @@ def test_a_conjugated_tensor_is_saved_as_what_it_means_at_each_step(stager: Stag
     for value in (1 + 2j, 3 - 4j):
         memory.fill_(value)
         outcomes: list[CopyOutcome] = []
-        stager.start(
+        stager.start_save(
             slot_ordering, [], [CopySource("w", lambda: tensor, lambda: tensor, (50_000,), 0, 400_000)], outcomes.append
         )
-        stager.join()
+        stager.join_copies()
         assert outcomes == [CopyOutcome()]
         assert np.all(slot_ordering[:400_000].view(np.complex64) == np.conj(value))
 
@@ -407,8 +407,8 @@ def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot
         if value != place[0][0]:
             place[0] = torch.full((300_000,), value)
         outcomes: list[CopyOutcome] = []
-        stager.start(slot_ordering, [], [source], outcomes.append)
-        stager.join()
+        stager.start_save(slot_ordering, [], [source], outcomes.append)
+        stager.join_copies()
         assert outcomes[0].is_complete
         assert np.all(slot_ordering[:1_200_000].view(np.float32) == value)
 
@@ -416,14 +416,14 @@ def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot
 def test_a_failed_copy_is_an_outcome_not_a_crash(
     stager: Stager, slot_ordering: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Copy, digest: int, scratch: Scratch) -> bool:
+    def fails(self: Copy, digest: int, scratch: CopyBuffers) -> bool:
         raise MemoryError("no")
 
     outcomes: list[CopyOutcome] = []
     with monkeypatch.context() as patched:
         patched.setattr(Copy, "run_verified", fails)
-        stager.start(slot_ordering, [], sources(torch.ones(500_000)), outcomes.append)
-        stager.join()
+        stager.start_save(slot_ordering, [], sources(torch.ones(500_000)), outcomes.append)
+        stager.join_copies()
     assert isinstance(outcomes[0].error, MemoryError)
     assert not outcomes[0].is_complete
 
@@ -437,8 +437,8 @@ def test_a_failed_copy_inside_the_call_is_the_callers(
     with monkeypatch.context() as patched:
         patched.setattr(Copy, "run", fails)
         with pytest.raises(MemoryError):
-            stager.start(slot_ordering, sources(torch.ones(500_000)), [], lambda outcome: None)
-    assert not stager.busy
+            stager.start_save(slot_ordering, sources(torch.ones(500_000)), [], lambda outcome: None)
+    assert not stager.is_busy
 
 
 def test_close_ends_the_threads() -> None:
@@ -456,7 +456,7 @@ SIZE_TIMING = MIN_BYTES
 def played(timing: CopyCosts, saves: int, behind: tuple[float, float], inside: float) -> list[bool]:
     found = []
     for _ in range(saves):
-        found.append(timing.choose(SIZE_TIMING))
+        found.append(timing.should_copy_lazily(SIZE_TIMING))
         timing.record_cost(found[-1], SIZE_TIMING, *(behind if found[-1] else (inside, 0.0)))
     return found
 
@@ -466,7 +466,7 @@ def test_with_a_core_to_spare_every_save_is_copied_behind() -> None:
 
 
 def test_with_none_to_spare_saves_are_copied_inside_and_the_other_way_is_tried_now_and_then() -> None:
-    found = played(CopyCosts(), 10 * TRY_EVERY, (0.2, 0.8), 0.5)
+    found = played(CopyCosts(), 10 * RETRY_INTERVAL_SAVES, (0.2, 0.8), 0.5)
     assert found[:3] == [True, False, False]
     assert sum(found) <= 1 + 10
 
@@ -474,16 +474,16 @@ def test_with_none_to_spare_saves_are_copied_inside_and_the_other_way_is_tried_n
 def test_a_core_that_becomes_free_is_found_again() -> None:
     timing = CopyCosts()
     played(timing, 3, (0.2, 0.8), 0.5)
-    found = played(timing, 3 * TRY_EVERY, (0.2, 0.0), 0.5)
-    assert sum(found[-TRY_EVERY:]) == TRY_EVERY - 1
+    found = played(timing, 3 * RETRY_INTERVAL_SAVES, (0.2, 0.0), 0.5)
+    assert sum(found[-RETRY_INTERVAL_SAVES:]) == RETRY_INTERVAL_SAVES - 1
 
 
 def test_a_copy_that_was_waited_for_and_is_still_cheaper_stays_behind() -> None:
-    found = played(CopyCosts(), 2 * TRY_EVERY, (0.1, 0.2), 0.5)
+    found = played(CopyCosts(), 2 * RETRY_INTERVAL_SAVES, (0.1, 0.2), 0.5)
     assert found.count(False) <= 3
 
 
 def test_what_is_small_is_always_copied_behind() -> None:
     timing = CopyCosts()
     played(timing, 4, (0.2, 0.8), 0.5)
-    assert timing.choose(MIN_BYTES - 1)
+    assert timing.should_copy_lazily(MIN_BYTES - 1)

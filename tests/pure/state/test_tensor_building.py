@@ -17,7 +17,7 @@ from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.format.layouts import ITEMSIZE, LayoutFamily, Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import shard_box
-from surefoot.staging import copies_of
+from surefoot.staging import prepare_copies
 from surefoot.state import Program, describe_flat, dtype_from_name, save_plan
 
 
@@ -141,7 +141,7 @@ def test_a_tensor_of_more_than_four_gibibytes_is_laid_out_and_read_by_parts() ->
     huge = torch.zeros(1, dtype=torch.uint8).expand(5 * 2**30)
     target = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (5 * 2**30,), (0,))
     with pytest.raises(ValueError, match="was given 3 bytes"):
-        copies_of(huge, (65536,), target[:3])
+        prepare_copies(huge, (65536,), target[:3])
 
 
 def test_a_flat_tensor_without_a_model_is_saved_by_what_it_says_it_holds() -> None:

@@ -25,7 +25,7 @@ def _impatient(facts: Facts) -> str | None:
 
 
 ENDING = (
-    Mutation("start failures use up backoffLimit", patches=((plan, "start_failure", _impatient),), settings=UNSTARTED),
+    Mutation("start failures use up backoffLimit", patches=((plan, "describe_start_failure", _impatient),), settings=UNSTARTED),
     Mutation("a job ends before its newest checkpoint is stored", patches=((final_checkpoint, "upload_before_failing", constant(None)),),
              settings=OVERDUE),
 )  # fmt: skip

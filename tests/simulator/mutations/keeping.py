@@ -26,10 +26,10 @@ from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
 from surefoot_operator.policy.maintenance import upload_plan
 from surefoot_operator.policy.membership import final_checkpoint
-from surefoot_operator.policy.membership.restore_decisions import Going
+from surefoot_operator.policy.membership.restore_decisions import DropsInProgress
 
-_gone, _standing, _copies = retention.deletable_checkpoints, upkeep.retention_inputs, upkeep.copies_of
-_persistent_drops, _upkeep = retention.persistent_drops, upkeep.plan_maintenance
+_gone, _standing, _copies = retention.deletable_checkpoints, upkeep.retention_inputs, upkeep.count_copies
+_persistent_drops, _upkeep = retention.persistent_checkpoints_to_delete, upkeep.plan_maintenance
 
 
 def _everything_superseded(held: Any, standing: retention.RetentionInputs, keep: int) -> set[Checkpoint]:
@@ -74,7 +74,7 @@ def _newest_seen_stays(complete: Any, seen: Any, standing: retention.RetentionIn
     return order[:-1]
 
 
-def _during_a_claim(seen: JobSnapshot, pinned: Checkpoint | None, going: Going) -> upkeep.MaintenancePlan:
+def _during_a_claim(seen: JobSnapshot, pinned: Checkpoint | None, going: DropsInProgress) -> upkeep.MaintenancePlan:
     """House is kept while the next world is being chosen, by the last one's rules."""
     world = seen.status.membership
     if world is None or world.state == "Committed" or not seen.status.lineage:
@@ -105,12 +105,12 @@ def _never_lost(facts: Any) -> Any:
     return None if isinstance(found, Failure) else found
 
 
-_outstanding = final_checkpoint.missing_from_final
+_outstanding = final_checkpoint.check_final_checkpoint
 
 
 KEEPING = (
     Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", constant(1)),)),
-    Mutation("copies are those of the best rank", patches=((upkeep, "copies_of", _of_the_best),)),
+    Mutation("copies are those of the best rank", patches=((upkeep, "count_copies", _of_the_best),)),
     Mutation("the newest seen counts as safe", patches=((retention, "deletable_checkpoints", _everything_superseded),)),
     Mutation("the parent is dropped at once", patches=((retention, "deletable_checkpoints", _forgetful),)),
     Mutation("a save that may still come is not awaited", patches=((ClosedSteps, "is_missing", _missed_already),), settings=REFUSING),
@@ -121,20 +121,20 @@ KEEPING = (
     Mutation("house is kept while an epoch is claimed", decisions=Decisions(maintain=_during_a_claim),
              patches=((Dropping, "_due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
-             patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
+             patches=((retention, "persistent_checkpoints_to_delete", _newest_seen_stays),), settings=PROMOTING),
     Mutation("the floor rises with the first rank", patches=((upload_plan, "_newest_uploaded", _hasty_floor),), settings=PROMOTING),
-    Mutation("a floor may lie off the lineage", patches=((upload_plan, "on_lineage", constant(True)),), settings=UPLOADING),
+    Mutation("a floor may lie off the lineage", patches=((upload_plan, "is_on_lineage", constant(True)),), settings=UPLOADING),
     Mutation("a job that finished does not wait for its last checkpoint",
-             patches=((final_checkpoint, "missing_from_final", constant(None)), (final_checkpoint, "upload_before_failing", constant(None))),
+             patches=((final_checkpoint, "check_final_checkpoint", constant(None)), (final_checkpoint, "upload_before_failing", constant(None))),
              settings=ENDING),  # both: every ending uploads first, so one of the two alone is missed by nobody
     Mutation("an epoch without a step of its own has no last checkpoint",
              patches=((final_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
     Mutation("a last checkpoint that went from memory is not made again",
-             patches=((final_checkpoint, "missing_from_final", _never_lost),), settings=FRAGILE),
+             patches=((final_checkpoint, "check_final_checkpoint", _never_lost),), settings=FRAGILE),
     Mutation("nothing is ever dropped", patches=((retention, "deletable_checkpoints", constant(set())),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
     Mutation("nothing is uploaded", patches=((upload_plan, "_assign_uploads", constant(())),), settings=ENDING),
-    Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
+    Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_checkpoints_to_delete", constant([])),),
              settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, 
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.flush import state_machine
-from surefoot.protocol.checkpoints.completeness import watermark
+from surefoot.protocol.checkpoints.completeness import find_watermark
 from surefoot.protocol.identities import MemoryServerEndpoint, WorkerId
 from surefoot.protocol.messages import UploadSave
 from surefoot_operator.coordinator import listings, uploads
@@ -26,7 +26,7 @@ from surefoot_operator.policy.membership import claim, final_checkpoint, restore
 from surefoot_operator.policy.membership import restore_decisions as choices
 from surefoot_operator.policy.membership.expected_cost import CostDecision
 
-_spend, _node_lost = Engine.spend, workers.node_lost
+_spend, _node_lost = Engine.spend, workers.is_node_lost
 
 SLOW_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, faults=8, kinds=("listings are slow", "trainer dies"))
 LOST_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, replicas=1, faults=12, nodes=2, workers=2,
@@ -75,7 +75,7 @@ def _at_once(facts: Facts) -> float:
 
 def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domains: Any, replicas: int) -> Any:
     """An agent without a leader takes one copy for enough."""
-    return watermark(reading, lineage, epoch, bad, covers, domains, 1)
+    return find_watermark(reading, lineage, epoch, bad, covers, domains, 1)
 
 
 def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> CostDecision:
@@ -94,13 +94,13 @@ LIVENESS = (
     Mutation("a replacement is waited for without limit", patches=((claim, "wait_or_shrink", _for_ever),),
              settings=WITHOUT_PODS),
     Mutation("a listing that does not decide is waited for without limit",
-             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "MAX_LISTING_SECONDS", 1e9)),
+             patches=((restore_point, "MIN_LISTING_WAIT_SECONDS", 1e9), (restore_point, "MAX_LISTING_WAIT_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),
     Mutation("a listing that takes long is given up and begun again",
-             patches=((choices, "LISTING_SECONDS", 10.0), (listings, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
+             patches=((choices, "LISTING_SECONDS", 10.0), (listings, "MAX_SIMULTANEOUS_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
              patches=((restore_point, "_wait_budget_seconds", constant(1e9)),), settings=UNSEEN),
-    Mutation("lost sight is lost data", patches=((restore_point, "why_alive", constant("")),), settings=BLIND),
+    Mutation("lost sight is lost data", patches=((restore_point, "describe_why_alive", constant("")),), settings=BLIND),
     Mutation("a last checkpoint that is out of the operator's sight is trained again",
              patches=((final_checkpoint, "_describe_unreachable_parts", constant("")),), settings=BLIND_AT_THE_END),
     Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_servers", _answering),),
@@ -114,14 +114,14 @@ LIVENESS = (
              settings=replace(ROUGH, kinds=("trainer hangs",))),
     Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
     Mutation("an upload that was not wanted for a while is not asked for again",
-             patches=((uploads, "promote", _the_same_again),), settings=LAST_UPLOADS),
+             patches=((uploads, "set_uploads", _the_same_again),), settings=LAST_UPLOADS),
     Mutation("who has not come to a new leader is lost at once", patches=((failures, "absent_member_deadline", _at_once),),
              settings=NEW_LEADERS),
     Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),
-    Mutation("a node that the cluster doubts is lost", patches=((workers, "node_lost", _doubted), (failures, "node_lost", _doubted)),
+    Mutation("a node that the cluster doubts is lost", patches=((workers, "is_node_lost", _doubted), (failures, "is_node_lost", _doubted)),
              settings=AWAY),
     Mutation("where what was stored last is gone, nothing older is restored",
              patches=((restore_point, "_older_than_last_uploaded", constant(None)),), settings=BEREFT),
     Mutation("the janitor does not look for the entry", replace(ALL, sweep_by_index=False)),
-    Mutation("an agent without a leader takes one copy for enough", patches=((caretakers, "watermark", _of_one),), settings=ALONE),
+    Mutation("an agent without a leader takes one copy for enough", patches=((caretakers, "find_watermark", _of_one),), settings=ALONE),
 )  # fmt: skip

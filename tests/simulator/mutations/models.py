@@ -40,7 +40,7 @@ def _saved_at_exit(trainer: Trainer) -> None:
 
 def _newest_heard(runner: DrainRunner, sealed: StagedSave) -> int:
     """A drain writes as whoever its agent belongs to now."""
-    return max(sealed.save.generation, runner.agent.life.claimed)
+    return max(sealed.save.generation, runner.agent.life.claimed_generation)
 
 
 def _given_up(_: FlushState, slot: Flushing, *__: Any) -> tuple[Transfer, ...]:
@@ -77,7 +77,7 @@ MODELS = (
                        " the condition protects from bugs there, which have checks of their own"),
     Mutation("an upload writes before it compares", replace(ALL, compare_first=False),
              settings=replace(ENDING, persistent_interval=1, steps=40, kinds=("another save is uploaded",))),
-    Mutation("an epoch that the tier names is claimed again", patches=((claim, "newest_epoch_stored", _none_stored),),
+    Mutation("an epoch that the tier names is claimed again", patches=((claim, "newest_stored_generation", _none_stored),),
              settings=replace(ENDING, persistent_interval=1, steps=40, kinds=("status is of a backup", "trainer dies"))),
     Mutation("what is refused ends its plan", replace(ALL, workers_alone=False), settings=WITHOUT_PODS),
     Mutation("an interrupted step is saved", patches=((Trainer, "interrupted", _saved_at_exit),), settings=SELDOM),

@@ -22,7 +22,7 @@ def _changes_alone(told: SentServers, wanted: SentServers) -> MemoryServerChange
 
 
 NARROWING = (
-    Mutation("a restoring rank takes some holders for all", patches=((trainers, "knows_all", constant(True)),),
+    Mutation("a restoring rank takes some holders for all", patches=((trainers, "knows_all_servers", constant(True)),),
              settings=NARROWED),
     Mutation("who seeks holders asks nobody", patches=((state_machine, "request_all_servers", constant(())),), settings=NARROWED),
     Mutation("who asks for all holders is told of some", patches=((desired_messages, "wants_all_servers", constant(False)),),

@@ -33,7 +33,7 @@ from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer
 from surefoot_operator.policy.core import facts
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.failure import memory_server_liveness
-from surefoot_operator.policy.failure.spare_workers import required_indices
+from surefoot_operator.policy.failure.spare_workers import required_indexes
 from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
 from surefoot_operator.policy.membership import claim, restore_point
 from surefoot_operator.policy.planning import plan
@@ -82,7 +82,7 @@ def _whoever_lives(known: facts.Facts, session: Any) -> bool:
 def _whoever_spoke(known: facts.Facts) -> list[Any]:
     """One agent per wanted index, whether its line is there or not."""
     newest = {s.index: s for s in sorted(known.sessions.values(), key=lambda s: s.attempt)}
-    return [s for s in newest.values() if s.index in required_indices(known)]
+    return [s for s in newest.values() if s.index in required_indexes(known)]
 
 
 def _named_by_anybody(status: Any, usable: Any, replicas: int, *_: Any) -> desired_messages.DesiredState:
@@ -90,7 +90,7 @@ def _named_by_anybody(status: Any, usable: Any, replicas: int, *_: Any) -> desir
     return _rule(replace(status, named_holders=usable.endpoints), usable, replicas)
 
 
-_rule = desired_messages.desired_state
+_rule = desired_messages.derive_desired_state
 
 
 def _asked_before(order: pending_requests.PendingRequests) -> pending_requests.PendingRequests:
@@ -106,7 +106,7 @@ def _another_of_its_node(known: facts.Facts, silent: list[MemoryServerEndpoint])
 _SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, facts))
 
 RESTORE = (
-    Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
+    Mutation("a world that is tied to a size gets another", patches=((plan, "size_constraint_of", constant(None)),), settings=TIED),
     Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest_checkpoint", _oldest),)),
     Mutation("a holder is not read", decisions=planning(_unread)),
     Mutation("silent holders are neither awaited nor given up",
@@ -121,17 +121,17 @@ RESTORE = (
     Mutation("a silent server is forgotten once another one of its node answers",
              patches=((upkeep, "_is_removed", lambda end, known, sealed, servers: end.instance not in sealed
                        and end.instance.node in {one.node for one in sealed}),), settings=SERVED),
-    Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),),
+    Mutation("agents hear of holders that status does not name", patches=((desired_messages, "derive_desired_state", _named_by_anybody),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0, replicas=1,
                               kinds=("operator loses a holder for long", "trainer dies", "holder restarts"))),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
-    Mutation("a listing made before the last index counts", patches=((listings, "void_listing", _asked_before),), settings=PROMOTING,
+    Mutation("a listing made before the last index counts", patches=((listings, "discard_listing", _asked_before),), settings=PROMOTING,
              scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
     Mutation("the floor does not bind the parent", patches=((restore_point, "last_uploaded_bound", constant(None)),),
              settings=UNGIVING),
     Mutation("whatever an epoch saved counts, also beyond where a later one branched off",
-             patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING,
+             patches=((completeness, "is_on_lineage", constant(True)),), settings=STRAYING,
              scope=Scope("beyond the branch", 1, 3, 1, 1)),
     Mutation("a checkpoint counts though a rank's part is nowhere",
              patches=((completeness, "_agreed_layout_digests", _ranks_that_are_there), (completeness, "_world_size_matches", constant(True)))),
@@ -140,5 +140,5 @@ RESTORE = (
     Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_wait_for_flushes", constant(None)),), settings=DYING_TRAINERS),
     Mutation("facts of an older epoch count in the next", patches=((sessions, "_enter_generation", lambda s, g: replace(
         s, observed=replace(s.observed, generation=max(g, s.observed.generation)))),), settings=ENDING),
-    Mutation("whoever ever said hello may be a member", patches=((claim, "is_usable", _whoever_lives), (claim, "newest_attempts", _whoever_spoke))),
+    Mutation("whoever ever said hello may be a member", patches=((claim, "is_usable", _whoever_lives), (claim, "newest_responsive_sessions", _whoever_spoke))),
 )  # fmt: skip

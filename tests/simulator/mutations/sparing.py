@@ -7,7 +7,7 @@ from dataclasses import replace
 from simulator.mutations.mutation import ROUGH, Mutation
 from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.facts import Facts
-from surefoot_operator.policy.failure.spare_workers import newest_attempts, required_indices
+from surefoot_operator.policy.failure.spare_workers import newest_responsive_sessions, required_indexes
 from surefoot_operator.policy.membership import claim
 from surefoot_operator.policy.planning import plan
 
@@ -18,7 +18,7 @@ TAKEN = replace(SPARED, least_workers=3, faults=1, fault_span_seconds=4.0, steps
 
 def _by_number(facts: Facts) -> list[ObservedSession]:
     """Spares are whoever has the highest numbers, and stay it."""
-    return [s for s in newest_attempts(facts) if s.index < facts.spec.replicas]
+    return [s for s in newest_responsive_sessions(facts) if s.index < facts.spec.replicas]
 
 
 def _sorted(facts: Facts, chosen: list[ObservedSession]) -> list[ObservedSession]:
@@ -30,11 +30,11 @@ def _enough(facts: Facts) -> frozenset[int]:
     world = facts.status.membership
     whole = world is not None and world.state == "Committed" and len(world.members) == facts.spec.replicas
     whole = whole and facts.running_generation > 1
-    return frozenset(m.index for m in facts.members.values()) if whole else required_indices(facts)
+    return frozenset(m.index for m in facts.members.values()) if whole else required_indexes(facts)
 
 
 SPARING = (
-    Mutation("spares get no rank", patches=((claim, "newest_attempts", _by_number),), settings=SPARED),
+    Mutation("spares get no rank", patches=((claim, "newest_responsive_sessions", _by_number),), settings=SPARED),
     Mutation("ranks follow the numbers of workers", patches=((claim, "_order_by_rank", _sorted),), settings=SPARED),
-    Mutation("a spare that was taken is not made again", patches=((plan, "required_indices", _enough),), settings=TAKEN),
+    Mutation("a spare that was taken is not made again", patches=((plan, "required_indexes", _enough),), settings=TAKEN),
 )  # fmt: skip

@@ -34,17 +34,17 @@ from surefoot_operator.policy.membership import planned_change as planned
 from surefoot_operator.policy.membership import workers
 from surefoot_operator.policy.planning import plan
 
-_replied, _advance, _assigned = barrier.apply_reply, agent_life.next_state, agent_life._assigned
-_bound, _unsaid, _place = planned._complete_barrier, desired_messages.outbox_diff, desired_messages._member_index
+_replied, _advance, _assigned = barrier.apply_barrier_reply, agent_life.next_state, agent_life._assigned
+_bound, _unsaid, _place = planned._complete_barrier, desired_messages.diff_messages, desired_messages._member_index
 _rank_answered, _claim, _start = agent_life._apply_barrier_reply, agent_life._claim, agent_life._start
 
 
 def _one_will_do(before: ObservedBarrier | None, worker: Any, reply: said.BarrierReply) -> ObservedBarrier | None:
     """A barrier is bound after one acceptance."""
     after = _replied(before, worker, reply)
-    if after is None or after is before or after.sent.phase != "proposed":
+    if after is None or after is before or after.barrier.phase != "proposed":
         return after
-    return replace(after, sent=replace(after.sent, phase="bound"), unanswered_by=frozenset())
+    return replace(after, barrier=replace(after.barrier, phase="bound"), unanswered_by=frozenset())
 
 
 def _one_rank_will_do(life: AgentState, mine: Any, reply: said.BarrierReply) -> Any:
@@ -57,8 +57,12 @@ def _one_rank_will_do(life: AgentState, mine: Any, reply: said.BarrierReply) -> 
 
 def _any_epoch(life: AgentState, assign: said.Assign) -> Any:
     """An agent follows whatever assignment it hears last, also one of an older epoch."""
-    if assign.generation < life.claimed:
-        life = replace(life, claimed=assign.generation, started=min(life.started, assign.generation - 1))
+    if assign.generation < life.claimed_generation:
+        life = replace(
+            life,
+            claimed_generation=assign.generation,
+            started_generation=min(life.started_generation, assign.generation - 1),
+        )
     return _assigned(life, assign)
 
 
@@ -75,14 +79,19 @@ def _tells_once(life: AgentState, event: on.Event) -> Any:
 
 def _twice(life: AgentState) -> Any:
     """Trainers that ended are started again in the same epoch."""
-    if life.started and life.started == life.claimed and not life.alive and any(r.code for r in life.ranks):
-        life = replace(life, started=life.started - 1)
+    if (
+        life.started_generation
+        and life.started_generation == life.claimed_generation
+        and not life.has_running_trainers
+        and any(r.exit_code for r in life.ranks)
+    ):
+        life = replace(life, started_generation=life.started_generation - 1)
     return _start(life)
 
 
 def _at_once(facts: Any, hold: Any, wanted: Any) -> Any:
     """A world that is to halt is claimed before it has halted."""
-    return replace(_bound(facts, hold, wanted), claim=True)
+    return replace(_bound(facts, hold, wanted), must_claim=True)
 
 
 def _every_worker(places: Any, session: Any) -> int | None:
@@ -116,7 +125,7 @@ def _said_before(told: Any, wanted: Any) -> Any:
 
 
 TALK = (
-    Mutation("a hold binds after one acceptance", patches=((barrier, "apply_reply", _one_will_do),), settings=LEFT),
+    Mutation("a hold binds after one acceptance", patches=((barrier, "apply_barrier_reply", _one_will_do),), settings=LEFT),
     Mutation("an agent accepts a halt once one of its ranks has",
              patches=((agent_life, "_apply_barrier_reply", _one_rank_will_do),), settings=PAIRS),
     Mutation("a world is claimed before its halt is reached", patches=((planned, "_complete_barrier", _at_once),), settings=LEFT),
@@ -126,17 +135,17 @@ TALK = (
     Mutation("an agent says its facts once", patches=((agent_life, "next_state", _tells_once),), settings=OUTLIVED),
     Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_group_rank_of", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
-    Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
+    Mutation("agents do not hear when holders change", patches=((desired_messages, "diff_messages", _said_before),)),
     Mutation("what a node did counts as what the program did", patches=((plan, "decide_restart", _all_program),),
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
     Mutation("steps that were made do not end a row of restarts", patches=((budget, "_has_new_steps", _row_of_all),),
              settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
-    Mutation("steps that others tell of are no sign of life", patches=((failures, "progressing_until", _hasty),), settings=UNHEARD),
+    Mutation("steps that others tell of are no sign of life", patches=((failures, "progress_proof_end", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
-             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "progressing_until", _hasty)), settings=BROKEN),
-    Mutation("requests of an older world are still answered", patches=((conversations, "drop_other_generations", lambda order, *_: order),),
+             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "progress_proof_end", _hasty)), settings=BROKEN),
+    Mutation("requests of an older world are still answered", patches=((conversations, "drop_requests_of_other_generations", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
-    Mutation("a replaced agent may come back", patches=((sessions, "rejection", constant(None)),),
+    Mutation("a replaced agent may come back", patches=((sessions, "hello_rejection", constant(None)),),
              redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),
     Mutation("workers that are lost are not replaced", patches=((workers, "_plan_index", lambda *_: workers._IndexPlan()),)),
 )  # fmt: skip

@@ -20,7 +20,7 @@ def answers(job: JobSettings, *requests: ListPersistent) -> list[FromAgent]:
         task = asyncio.create_task(work.run())
         found = []
         for request in requests:
-            work.ask(request)
+            work.queue_request(request)
             while True:
                 found.append(await asyncio.wait_for(told.get(), 30))
                 if not (isinstance(found[-1], PersistentPage) and found[-1].more):

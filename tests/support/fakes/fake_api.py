@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from surefoot_operator.platforms.kubernetes.api_client import Api, ExecResult
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
-from surefoot_operator.rejected_calls import RefusedCalls
+from surefoot_operator.rejected_calls import RejectedCalls
 
 Body = dict[str, Any]
 
@@ -33,7 +33,7 @@ class FakeApi:
         """With what each of these was asked for."""
         self.programs: dict[str, Callable[[Sequence[str], str], ExecResult]] = {}
         """Path -> what a command with an input leaves there."""
-        self.rejected_calls = RefusedCalls()
+        self.rejected_calls = RejectedCalls()
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from surefoot.protocol.checkpoints.completeness import entry_of, on_lineage
+from surefoot.protocol.checkpoints.completeness import is_on_lineage, lineage_entry_of
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot_operator.api.status import JobStatus
@@ -90,7 +90,7 @@ class FakeTiers:
         world, lineage = status.membership, status.lineage
         if (
             world is None
-            or not on_lineage(lineage, checkpoint, world.generation)
+            or not is_on_lineage(lineage, checkpoint, world.generation)
             or checkpoint in status.unreadable_checkpoints
         ):
             return
@@ -98,8 +98,8 @@ class FakeTiers:
         needed = min(self.replicas, len(ready))
         copies = Counter(m.save for h in ready for m in h.entries)
         for newer in {s.checkpoint for s in (*copies, *self.s3) if s.step > checkpoint.step}:
-            entry = entry_of(lineage, newer.generation)
-            if entry is None or not on_lineage(lineage, newer, world.generation):
+            entry = lineage_entry_of(lineage, newer.generation)
+            if entry is None or not is_on_lineage(lineage, newer, world.generation):
                 continue
             ranks = [RankSave(newer.generation, newer.step, rank) for rank in range(entry.world_size)]
             if all(copies[save] >= needed for save in ranks) or all(save in self.s3 for save in ranks):

@@ -47,13 +47,13 @@ class FakeLink:
         self.memory = bytearray(self.slots * slot_bytes)
         return memoryview(self.memory), self.slots, slot_bytes
 
-    def reusable_saves(self, checkpoint: Checkpoint) -> dict[int, ReusableSave]:
+    def find_reusable_saves(self, checkpoint: Checkpoint) -> dict[int, ReusableSave]:
         return {}
 
     def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...]:
         return self.attached.servers
 
-    def free_slot(self, wait_seconds: float) -> int | None:
+    def wait_for_free_slot(self, wait_seconds: float) -> int | None:
         return next((slot for slot in range(self.slots) if slot not in self.busy), None)
 
     def hand_over_slot(self, message: Staged) -> None:
@@ -89,13 +89,13 @@ class FakeLink:
     ) -> None:
         self.order.append(f"restored {step}")
 
-    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+    def report_restore_failure(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         self.order.append(f"failed {checkpoint}")
 
-    def notify(self, reason: str, text: str) -> None:
+    def report_notice(self, reason: str, text: str) -> None:
         self.said.append((reason, text))
 
-    def flush(self, wait_seconds: float) -> bool:
+    def wait_for_flush(self, wait_seconds: float) -> bool:
         return not self.busy
 
     def disable_after_fork(self) -> None:

@@ -48,16 +48,16 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import (
     MemoryServerRecord,
     NodeRecord,
     RunFolder,
     WorkerRecord,
     WorkerState,
-    from_json,
+    parse_record,
     read_json,
-    to_json,
+    record_to_json,
     write_json,
 )
 
@@ -259,8 +259,8 @@ class Town:
 
     def __init__(self, root: Path, job: Mapping[str, Any], last_step: int | None = None) -> None:
         self.folder = RunFolder(root)
-        self.folder.make()
-        self.store = Store(self.folder)
+        self.folder.create_folders()
+        self.store = RunFolderStore(self.folder)
         parse_job(job)
         self.store.write_job(job, "uid-1")
         self.nodes: dict[str, _Node] = {}
@@ -281,7 +281,7 @@ class Town:
 
     @property
     def status(self) -> JobStatus:
-        return self.store.status()
+        return self.store.read_status()
 
     @property
     def trainees(self) -> list[Trainee]:
@@ -292,7 +292,7 @@ class Town:
         self._count += 1
         folder = self.folder.root / f"redis-{self._count}"
         redis = start_somewhere(
-            ServerSettings(0, 64 << 20, folder, password=ADMIN_PASSWORD), server_process.find_program()
+            ServerSettings(0, 64 << 20, folder, password=ADMIN_PASSWORD), server_process.find_server_program()
         )
         leader = subprocess.Popen(["sleep", "3600"])
         self.nodes[name] = _Node(name, leader, redis)
@@ -300,7 +300,7 @@ class Town:
             redis.settings.host, redis.settings.port, _life(redis.process.pid), "default", ADMIN_PASSWORD
         )
         record = NodeRecord(name, _life(leader.pid), name, holder)
-        write_json(self.folder.node(name), to_json(record), durable=False)
+        write_json(self.folder.node_file(name), record_to_json(record), durable=False)
 
     def freeze(self, name: str) -> None:
         """All of a node stands still; its lines stay open."""
@@ -328,9 +328,9 @@ class Town:
     async def _tend(self) -> None:
         """Starts workers bound to our nodes, and ends those that are deleted."""
         while True:
-            for path in self.folder.workers.glob("*.json"):
+            for path in self.folder.workers_folder.glob("*.json"):
                 body = read_json(path)
-                record = from_json(WorkerRecord, body) if body is not None else None
+                record = parse_record(WorkerRecord, body) if body is not None else None
                 node = self.nodes.get(record.node or "") if record is not None else None
                 if record is not None and node is not None and record.node_life == _life(node.leader.pid):
                     await self._tend_worker(node, record)
@@ -346,14 +346,18 @@ class Town:
         _, task = known
         if task.done():
             self._state(record, "Succeeded")
-        elif self.folder.worker_deletion(record.name).exists():
+        elif self.folder.worker_deletion_file(record.name).exists():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._state(record, "Succeeded")
 
     def _state(self, record: WorkerRecord, phase: Any) -> None:
         code = 0 if phase == "Succeeded" else None
-        write_json(self.folder.worker_state(record.name), to_json(WorkerState(record.uid, phase, None, code)), False)
+        write_json(
+            self.folder.worker_state_file(record.name),
+            record_to_json(WorkerState(record.uid, phase, None, code)),
+            False,
+        )
 
 
 def _life(pid: int) -> str:

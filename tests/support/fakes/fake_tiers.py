@@ -131,7 +131,7 @@ class MemoryTier:
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
         return self._range(save, index, offset, length, "read_chunk")
 
-    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+    def delete_save(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         self._place.hook("drop", save)
         with self._place.lock:
             self._guard(writer_epoch)

@@ -244,7 +244,7 @@ class FakeWorld:
                 self.barrier = ObservedBarrier(replace(action, phase="bound" if ahead else "cancelled"), self.now)
             case Barrier():
                 if self.barrier is not None:
-                    self.barrier = replace(self.barrier, sent=replace(self.barrier.sent, phase="cancelled"))
+                    self.barrier = replace(self.barrier, barrier=replace(self.barrier.barrier, phase="cancelled"))
             case ClearJobMemory():
                 for node in self.nodes.values():
                     if node.holder is not None and node.holder.state == "Ready":
@@ -341,7 +341,7 @@ class FakeWorld:
             if agent is None or agent.seen.finished is not None:
                 continue
             step = agent.seen.progress.step
-            if self.barrier is not None and self.barrier.sent == Barrier(world.generation, step, "bound"):
+            if self.barrier is not None and self.barrier.barrier == Barrier(world.generation, step, "bound"):
                 agent.seen = replace(agent.seen, barrier_step=step, saved=Checkpoint(world.generation, step))
                 self._save(worker, world, step)
                 continue

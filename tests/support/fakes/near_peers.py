@@ -40,23 +40,23 @@ class Room:
 
 class NearPeers:
     def __init__(self, room: Room, me: int) -> None:
-        self.room, self.own_rank = room, me
+        self.room, self.own_index = room, me
         self.members = tuple(range(room.count))
-        self.wait_seconds = room.wait_seconds
+        self.timeout_seconds = room.wait_seconds
 
     def exchange_proposals(self, mine: str) -> list[str]:
-        self.room.said[self.own_rank] = mine
+        self.room.said[self.own_index] = mine
         self.room.meet()
         return [self.room.said[m] for m in self.members]
 
     def exchange_buffers(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         room = self.room
-        room.sent[self.own_rank] = bytes(sent)
+        room.sent[self.own_index] = bytes(sent)
         room.meet()
         for source, buffer in enumerate(into):
-            if source != self.own_rank:
+            if source != self.own_index:
                 buffer[:] = room.sent[source]
-                room.spoil(self.own_rank, source, buffer)
+                room.spoil(self.own_index, source, buffer)
         room.meet()
         return lambda: None
 

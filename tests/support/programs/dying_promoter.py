@@ -47,7 +47,7 @@ async def promoted(given: dict[str, Any]) -> list[str | None]:
     )
     work = chores.CoordinatorRequests(settings, places, answers.put_nowait)
     saves = tuple(RankSave(1, 10, rank) for rank in range(given["ranks"]))
-    work.upload(UploadSave(1, saves))
+    work.queue_uploads(UploadSave(1, saves))
     try:
         told = [await asyncio.wait_for(answers.get(), SECONDS) for _ in saves]
     finally:
@@ -62,7 +62,7 @@ def main() -> None:
         fuse.arm()
 
         def probed(place: PersistentSettings, job: str, *, begin: bool) -> ObjectStoreTier:
-            return ProbedTier(open_persistent(place, job, begin=begin), fuse.probe)
+            return ProbedTier(open_persistent(place, job, create_root=begin), fuse.probe)
 
         chores.open_persistent = probed  # type: ignore[assignment]  # as an agent opens it, with a fuse
     errors = asyncio.run(promoted(given))

@@ -137,7 +137,7 @@ def save_and_die(place: Place, stage: str) -> None:
 
     promoter = Uploader(
         lambda _: [place.open(h) for h in holders],
-        lambda: ProbedTier(open_persistent(place.persistent, place.job, begin=True), fuse.probe),
+        lambda: ProbedTier(open_persistent(place.persistent, place.job, create_root=True), fuse.probe),
         on_done,
     )
     for step in (FIRST, SECOND):
@@ -154,16 +154,16 @@ def what_is_left(place: Place) -> int:
     """The newest complete checkpoint's step, its bytes compared."""
     sources = [*server_sources(place.endpoints, place.job, place.account, None)]
     catalogue = read_catalogue([*sources, persistent_source(place.persistent, place.job)])
-    newest = max(catalogue.complete(), key=lambda checkpoint: checkpoint.step)
+    newest = max(catalogue.complete_checkpoints(), key=lambda checkpoint: checkpoint.step)
     into = {name: np.zeros(shape, "float32") for name, shape in SHAPES.items()}
     goals = [
         Destination(n, "float32", SHAPES[n], Box.whole(SHAPES[n]), memoryview(a.reshape(-1).view(np.uint8)))
         for n, a in into.items()
     ]
     step = newest.step
-    with CheckpointReader(newest, catalogue, ReadOptions(threads=1, patience_seconds=5)) as reader:
+    with CheckpointReader(newest, catalogue, ReadOptions(max_threads=1, patience_seconds=5)) as reader:
         reader.read(goals)
-        assert reader.values(0) == b'{"step": %d}' % step
+        assert reader.read_values(0) == b'{"step": %d}' % step
         assert reader.heal(1) == []
     for name, array in into.items():
         assert np.array_equal(array, arrays(step, SHAPES)[name]), (name, step)

@@ -36,7 +36,7 @@ def main() -> None:
     boxes = {name: split(array.shape, about.world_size, about.rank) for name, array in tensors.items()}
     stream, data = stream_of(tensors, boxes)
     memory, slots, slot_bytes = link.request_arena(1 << 20)
-    slot = link.free_slot(10.0)
+    slot = link.wait_for_free_slot(10.0)
     assert slot is not None, "no slot became free"
     print(f"slot {slot} of {slots}, {slot_bytes} bytes each, first byte {memory[slot * slot_bytes]}", flush=True)
     values = b'{"plain": 1}'
@@ -47,7 +47,7 @@ def main() -> None:
     link.report_step(StepReport(Progress(step, 1.0, 0.1, stall_seconds=0.001), ((0, 8),), skipped=False))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    assert link.flush(20.0), "the save was not drained"
+    assert link.wait_for_flush(20.0), "the save was not drained"
     print("drained", flush=True)
     link.close(step)
 

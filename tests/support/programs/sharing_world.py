@@ -117,7 +117,7 @@ def wrong(mine: Program, folder: Path) -> list[str]:
 def strike(fault: str, folder: Path) -> None:
     """Befalls this rank in its first round of data; `differ` before the first."""
     if fault == "differ":
-        exchange.plan_name = lambda *_: "something else"  # type: ignore[assignment]  # a fault
+        exchange.digest_plan = lambda *_: "something else"  # type: ignore[assignment]  # a fault
         return
     honest, rounds = restoring.GlooPeers.exchange_buffers, []
 

@@ -9,7 +9,7 @@ from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.rejected_calls import RefusedCalls
+from surefoot_operator.rejected_calls import RejectedCalls
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -33,7 +33,7 @@ class JobServer:
         """What is said to a dry run; empty: it would be made."""
         self.refuses: dict[str, PlatformError] = {}
         """What is said to creates of a kind: `secrets`, `services`, `pods`."""
-        self.rejected_calls = RefusedCalls()
+        self.rejected_calls = RejectedCalls()
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
 

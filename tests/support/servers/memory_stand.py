@@ -24,7 +24,7 @@ from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, Memo
 from surefoot_operator.settings import MemorySettings
 
 ACCOUNT = Credentials("job-1", "the job's password")
-SETTINGS = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
+SETTINGS = MemorySettings(probe_interval_seconds=0.05, read_interval_seconds=0.1)
 LAYOUT = Layout((TensorLayout("w", "float32", (4,), (Piece((0,), (4,), (4,), 0),)),), (0,), 16)
 DIGEST = xxhash.xxh3_64_hexdigest(LAYOUT.to_json().encode())
 

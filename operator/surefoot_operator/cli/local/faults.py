@@ -25,7 +25,7 @@ def _when_up(strike: Callable[[LocalNodes, str], None]) -> Strike:
     """A strike that waits for the node's process."""
 
     def strike_running(machine: LocalNodes, node: str, _seconds: float | None) -> bool:
-        if machine.node_record(node) is None:
+        if machine.read_node_record(node) is None:
             return False
         strike(machine, node)
         return True
@@ -68,18 +68,20 @@ KINDS = {
     ),
     "hang": FaultKind(
         "have a trainer of {target} hang",
-        lambda machine, node, seconds: machine.ask_trainers(node, "hang", "" if seconds is None else str(seconds)),
+        lambda machine, node, seconds: machine.inject_trainer_fault(
+            node, "hang", "" if seconds is None else str(seconds)
+        ),
         lambda machine, node: machine.cancel_fault(node, "hang"),
         "whoever hangs on {target} goes on",
         target_runs_on=True,
     ),
     "oom": FaultKind(
-        "have the OOM killer end a trainer of {target}", lambda machine, node, _: machine.exhaust_memory(node)
+        "have the OOM killer end a trainer of {target}", lambda machine, node, _: machine.inject_oom_kill(node)
     ),
     "memory": FaultKind(
         "kill memory of {target}",
-        lambda machine, node, _: machine.kill_server(node),
-        LocalNodes.restart_server,
+        lambda machine, node, _: machine.kill_servers(node),
+        LocalNodes.restart_servers,
         "the memory of {target} returns",
     ),
     "drain": FaultKind(
@@ -95,17 +97,19 @@ KINDS = {
     ),
     "diskfull": FaultKind(
         "have the disk of {target} be full",
-        _at_once(lambda machine, node: machine.leave_word(node, "diskfull")),
+        _at_once(lambda machine, node: machine.write_fault_file(node, "diskfull")),
         lambda machine, node: machine.cancel_fault(node, "diskfull"),
         "the disk of {target} has room again",
         min_seconds=12.0,  # what is over sooner may pass unseen: an agent looks at its disk every 10 s
         target_runs_on=True,
         ends_something=False,
     ),
-    "nan": FaultKind("turn the model of {target} NaN", lambda machine, node, _: machine.ask_trainers(node, "nan")),
+    "nan": FaultKind(
+        "turn the model of {target} NaN", lambda machine, node, _: machine.inject_trainer_fault(node, "nan")
+    ),
     "slow": FaultKind(
         "make the trainers of {target} slow",
-        lambda machine, node, _: machine.ask_trainers(node, "slow"),
+        lambda machine, node, _: machine.inject_trainer_fault(node, "slow"),
         lambda machine, node: machine.cancel_fault(node, "slow"),
         "{target} is as fast as the others",
         target_runs_on=True,

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, generation_at
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestor_generations, generation_of_step
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 # ---- ledger of steps -------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def counted_lines(lines: Iterable[LedgerEntry], lineage: Lineage) -> LinesByStep
     kept: dict[int, int | None] = {}
     for line in lines:
         if line.step not in kept:
-            kept[line.step] = generation_at(lineage, last, line.step)
+            kept[line.step] = generation_of_step(lineage, last, line.step)
         if line.generation == kept[line.step]:
             of_step[line.step].append(line)
     return dict(of_step)
@@ -112,7 +112,7 @@ def world_size_by_step(of_step: Mapping[int, Sequence[LedgerEntry]], lineage: Li
     if not of_step:
         return {}
     sizes = {entry.generation: entry.world_size for entry in lineage}
-    found = {step: generation_at(lineage, lineage[-1].generation, step) for step in range(1, max(of_step) + 1)}
+    found = {step: generation_of_step(lineage, lineage[-1].generation, step) for step in range(1, max(of_step) + 1)}
     return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
 
 
@@ -168,7 +168,7 @@ def count_samples(
 
 def skips_of(lineage: Lineage, skipped: Iterable[SkippedData]) -> dict[int, int]:
     """Maps first steps of epochs to the steps left out before."""
-    history = set(ancestry(lineage, lineage[-1].generation)) if lineage else set()
+    history = set(ancestor_generations(lineage, lineage[-1].generation)) if lineage else set()
     begins = {entry.generation: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
     return {begins[one.generation]: one.steps for one in skipped if one.generation in history}
 
@@ -231,13 +231,13 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
 
 
-def finished_step(lines: Iterable[LedgerEntry], epoch: int, world: int) -> int:
+def finished_step(lines: Iterable[LedgerEntry], generation: int, world_size: int) -> int:
     """The newest step that every rank of the epoch has finished."""
     newest: dict[int, int] = {}
     for line in lines:
-        if line.generation == epoch:
+        if line.generation == generation:
             newest[line.rank] = max(newest.get(line.rank, 0), line.step)
-    return min(newest.values()) if len(newest) >= world > 0 else 0
+    return min(newest.values()) if len(newest) >= world_size > 0 else 0
 
 
 def median_stall_seconds(lines: Iterable[LedgerEntry]) -> float | None:
@@ -300,13 +300,13 @@ class RunProgress:
     def poll(self) -> list[RunEvent]:
         """Reads what is new; returns new events in order."""
         self._read_status()
-        for path in sorted(self.folder.ledger.glob("*.jsonl")):
+        for path in sorted(self.folder.ledger_folder.glob("*.jsonl")):
             ranks = self.newest.setdefault(path.stem, {})
             for text in self._tail(path).lines():
                 line = parse_line(text)
                 if line is not None:
                     ranks[line.rank] = line
-        return [e for text in self._tail(self.folder.events).lines() if (e := _event(text)) is not None]
+        return [e for text in self._tail(self.folder.events_file).lines() if (e := _event(text)) is not None]
 
     @property
     def lineage(self) -> Lineage:
@@ -333,7 +333,7 @@ class RunProgress:
 
     def lines_by_worker(self) -> Iterator[tuple[str, LedgerEntry]]:
         """Reads every ledger line with its worker, as `INDEX-ATTEMPT`."""
-        for path in sorted(self.folder.ledger.glob("*.jsonl")):
+        for path in sorted(self.folder.ledger_folder.glob("*.jsonl")):
             worker = path.stem.removeprefix("worker-")
             with open(path, encoding="utf-8", errors="replace") as file:
                 for text in file:
@@ -346,14 +346,14 @@ class RunProgress:
 
     def _read_status(self) -> None:
         try:
-            found = self.folder.status.stat()
+            found = self.folder.status_file.stat()
         except FileNotFoundError:
             return
         stamp = (found.st_mtime_ns, found.st_ino)
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        self.status = Store(self.folder).status()
+        self.status = RunFolderStore(self.folder).read_status()
         for incident in self.status.incidents:
             self.incidents[incident.generation, incident.detected_seconds] = incident
         for entry in self.status.lineage:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.checkpoints.completeness import Lineage, first_step
+from surefoot.protocol.checkpoints.completeness import Lineage, first_own_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.cli.checkpoints import run_tool
@@ -97,7 +97,9 @@ def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple
     """Drops the steps that an unfinished run has only begun, and counts samples of the others."""
     ranks = world_size_by_step(counted, run.lineage)
     final_lines = counted if is_complete else drop_unfinished(counted, ranks)
-    return final_lines, count_samples(final_lines, first_step(run.lineage), ranks, skips_of(run.lineage, run.skipped))
+    return final_lines, count_samples(
+        final_lines, first_own_step(run.lineage), ranks, skips_of(run.lineage, run.skipped)
+    )
 
 
 def read_losses(progress: RunProgress) -> dict[int, float]:
@@ -156,7 +158,7 @@ def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str
 
     The incident that ended the epoch before it knows.
     """
-    found: dict[int, str | None] = {e.generation: "older job" for e in lineage if e.parent and e.parent.imported}
+    found: dict[int, str | None] = {e.generation: "older job" for e in lineage if e.parent and e.parent.is_imported}
     epochs = [entry.generation for entry in lineage]
     for incident in incidents:
         after = next((epoch for epoch in epochs if epoch > incident.generation), None)
@@ -378,7 +380,7 @@ def _compare(ended: FinishedRun, reference: FinishedRun, losses: dict[int, float
 
 def explain_failure(progress: RunProgress) -> list[str]:
     """Quotes the operator's message and the tail of the log to blame."""
-    log = log_to_blame(progress.folder.logs, progress.status.incidents)
+    log = log_to_blame(progress.folder.logs_folder, progress.status.incidents)
     lines = [f"the job failed: {progress.status.message}"]
     if log is not None:
         text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

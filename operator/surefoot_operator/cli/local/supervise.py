@@ -48,14 +48,14 @@ def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) 
     return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
 
 
-def _index_of(job: str, node: NodeRecord, holder: MemoryServerRecord) -> tuple[RankManifest, ...]:
-    host, port, password = holder.host, holder.port, holder.admin_password
+def _index_of(job: str, node: NodeRecord, server: MemoryServerRecord) -> tuple[RankManifest, ...]:
+    host, port, password = server.host, server.port, server.admin_password
     admin = MemoryServerAdmin(host, port, password, _CALL_SECONDS)
     try:
-        place = MemoryServerEndpoint(MemoryServerInstance(node.name, admin.instance()), host, port, node.domain)
+        place = MemoryServerEndpoint(MemoryServerInstance(node.name, admin.read_instance()), host, port, node.domain)
         client = MemoryServerClient(place, job, Credentials("", password), _CALL_SECONDS)
         try:
-            return client.index().manifests
+            return client.read_index().manifests
         finally:
             client.close()
     except (SurefootError, ValueError):
@@ -161,8 +161,8 @@ class Supervisor:
             return
         self._measure_at = time.monotonic() + _MEASURE_SECONDS
         # a frozen Redis would make everybody wait
-        names = [name for name in self._scene.nodes if name not in self._machine.frozen]
-        nodes = [record for name in names if (record := self._machine.node_record(name)) is not None]
+        names = [name for name in self._scene.nodes if name not in self._machine.frozen_nodes]
+        nodes = [record for name in names if (record := self._machine.read_node_record(name)) is not None]
         try:
             size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
         except Exception as error:  # noqa: BLE001  # a figure for people must never end the run that it is about
@@ -207,10 +207,10 @@ class Supervisor:
         while waiting:
             self.tick()
             for name in sorted(waiting):
-                record = self._machine.node_record(name)
+                record = self._machine.read_node_record(name)
                 if record is not None and record.servers:
                     waiting.discard(name)
-                log = self._machine.folder.logs / f"{name}.log"
+                log = self._machine.folder.logs_folder / f"{name}.log"
                 if record is not None and record.message:
                     raise RunError(f"{name} failed to start: {record.message}")
                 if self._machine.node_exit_code(name) is not None:
@@ -221,7 +221,7 @@ class Supervisor:
     def _wait_for_workers(self) -> None:
         """Workers that were told to leave flush and go by themselves; the rest ends with the nodes."""
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
-        while time.monotonic() < deadline and self._machine.running_workers():
+        while time.monotonic() < deadline and self._machine.count_running_workers():
             self.tick()
         for event in self._progress.poll():
             self._tell(_sentence(event), event.warning)
@@ -238,7 +238,7 @@ class Supervisor:
             return
         self._restarts = 1 if step > self._restart_step else self._restarts + 1
         self._restart_step = step
-        log = self._machine.folder.logs / "operator.log"
+        log = self._machine.folder.logs_folder / "operator.log"
         if self._restarts > OPERATOR_RESTARTS:
             raise RunError(
                 f"the operator exited with code {code} and made no progress: {last_log_line(log)} (log: {log})"
@@ -250,8 +250,8 @@ class Supervisor:
         """A node that no fault ended: its workers are replaced elsewhere, and only its log says why it is gone."""
         if not self._nodes_up or self._progress.status.phase in ("Complete", "Failed"):
             return
-        for name, code in self._machine.unexpected_ends().items():
-            log = self._machine.folder.logs / f"{name}.log"
+        for name, code in self._machine.collect_unexpected_exits().items():
+            log = self._machine.folder.logs_folder / f"{name}.log"
             self._tell(f"{name} ended unasked with code {code}: {last_log_line(log)} (log: {log})", True)
         if not self.faults.any_returns and not self._machine.has_nodes():
             raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")

@@ -27,7 +27,7 @@ from surefoot_operator.cli.command_base import clock, say
 from surefoot_operator.cli.local.progress import LedgerEntry
 from surefoot_operator.cli.local.supervise import RunContext
 from surefoot_operator.cli.tables import age
-from surefoot_operator.platforms.local.platform import worker_files
+from surefoot_operator.platforms.local.platform import read_all_worker_files
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0
@@ -186,28 +186,28 @@ class RunView:
             rows,
         )
 
-    def _rows(self, world: Membership | None) -> Iterator[Row]:
+    def _rows(self, membership: Membership | None) -> Iterator[Row]:
         rows: dict[str, list[Row]] = {}
-        members = {(m.index, m.attempt) for m in world.members} if world is not None else set()
-        for worker in worker_files(self._scene.machine.folder):
+        members = {(m.index, m.attempt) for m in membership.members} if membership is not None else set()
+        for worker in read_all_worker_files(self._scene.machine.folder):
             record = worker.record
-            if record.node is None or worker.over:
+            if record.node is None or worker.has_ended:
                 continue
             name = f"worker-{record.index}-{record.attempt}"
-            lines = newest_of(self._scene.progress.newest.get(name, {}), world)
+            lines = newest_of(self._scene.progress.newest.get(name, {}), membership)
             is_member = (record.index, record.attempt) in members
-            phase = "" if lines else phase_of(world, is_member, record.created_seconds, time.time())
+            phase = "" if lines else phase_of(membership, is_member, record.created_seconds, time.time())
             rows.setdefault(record.node, []).append(Row(record.node, self._node_state(record.node), name, phase, lines))
         for node in self._scene.nodes:
             yield from rows.get(node) or [Row(node, self._node_state(node))]
 
     def _node_state(self, node: str) -> str:
         machine = self._scene.machine
-        if node in machine.frozen:
+        if node in machine.frozen_nodes:
             return "frozen"
-        if node in machine.cordoned:
-            return "drained" if node in machine.drained else "cordoned"
-        return "up" if machine.node_record(node) is not None else "down"
+        if node in machine.cordoned_nodes:
+            return "drained" if node in machine.drained_nodes else "cordoned"
+        return "up" if machine.read_node_record(node) is not None else "down"
 
 
 @dataclass(slots=True)
@@ -220,9 +220,9 @@ class ProgressRate:
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
     _epoch: int = 0
 
-    def steps_per_second(self, now: float, epoch: int, step: int) -> float | None:
-        if epoch != self._epoch:
-            self._epoch = epoch
+    def steps_per_second(self, now: float, generation: int, step: int) -> float | None:
+        if generation != self._epoch:
+            self._epoch = generation
             self._steps.clear()
         if step <= 0:
             return None
@@ -235,18 +235,20 @@ class ProgressRate:
         return (last - first) / (now - begin) if last > first and now > begin else None
 
 
-def newest_of(ranks: Mapping[int, LedgerEntry], world: Membership | None) -> tuple[LedgerEntry, ...]:
+def newest_of(ranks: Mapping[int, LedgerEntry], membership: Membership | None) -> tuple[LedgerEntry, ...]:
     """Each rank's newest line in the present epoch."""
-    epoch = world.generation if world is not None else 0
+    epoch = membership.generation if membership is not None else 0
     return tuple(line for _, line in sorted(ranks.items()) if line.generation == epoch)
 
 
-def phase_of(world: Membership | None, is_member: bool, created_seconds: float, now: float) -> str:
+def phase_of(membership: Membership | None, is_member: bool, created_seconds: float, now: float) -> str:
     """Names the phase of a worker that has finished no step yet."""
     words, since = "warming up (importing torch and the program's modules) or waiting to join", created_seconds
-    if world is not None and is_member:
-        since = world.changed_seconds
+    if membership is not None and is_member:
+        since = membership.changed_seconds
         words = (
-            "stopped until the new world begins" if world.state == "Claimed" else "restoring and making its first step"
+            "stopped until the new world begins"
+            if membership.state == "Claimed"
+            else "restoring and making its first step"
         )
     return f"{words}, since {age(now - since)}" if now - since >= _LONG_SECONDS else words

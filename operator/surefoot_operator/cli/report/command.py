@@ -64,7 +64,7 @@ def report_of_run(
 def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | None:
     """The losses of the run without faults; None without one, or where a former run left it: it begins after its own."""
     folder = RunFolder(root.resolve())
-    if not folder.job.exists():
+    if not folder.job_file.exists():
         return None
     progress = RunProgress(folder)
     progress.poll()

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from surefoot.task_set import repeat
-from surefoot_operator.controller.credentials.secrets import SecretRef, load_or_create_secret, replaced_secret
+from surefoot.task_set import repeat_until_cancelled
+from surefoot_operator.controller.credentials.secrets import SecretRef, load_or_create_secret, replace_secret
 from surefoot_operator.controller.leader.election_rules import shard_url
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
@@ -56,7 +56,7 @@ def renewal_reason(content: Content, names: Iterable[str], now: float) -> str:
     return f"it is not valid for {', '.join(missing)}" if missing else ""
 
 
-def is_signed_by_us(content: Content) -> bool:
+def has_authority_key(content: Content) -> bool:
     """Returns whether the Secret has the CA's key; a certificate of another issuer is never renewed here."""
     return CA_KEY in content
 
@@ -87,17 +87,17 @@ def issue_certificate(old: Content, names: Iterable[str], now: float) -> dict[st
     """
     issued_time = datetime.fromtimestamp(now, UTC)
     chain, key = old.get(CA, b""), old.get(CA_KEY)
-    authority = _authority(chain, now) if key is not None else None
+    authority = _usable_authority(chain, now) if key is not None else None
     if authority is None or key is None:
         authority_key = ec.generate_private_key(ec.SECP256R1())
-        authority = _signed_authority(authority_key, issued_time)
-        chain = _pem(authority) + _living(chain, now)
-        key = _private_pem(authority_key)
+        authority = _issue_authority(authority_key, issued_time)
+        chain = _certificate_pem(authority) + _unexpired_chain(chain, now)
+        key = _private_key_pem(authority_key)
     signer = serialization.load_pem_private_key(key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     server_key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _signed(server_key.public_key(), list(names), issued_time, authority, signer)
-    return {CA: chain, CA_KEY: key, CERTIFICATE: _pem(certificate), KEY: _private_pem(server_key)}
+    certificate = _sign_server_certificate(server_key.public_key(), list(names), issued_time, authority, signer)
+    return {CA: chain, CA_KEY: key, CERTIFICATE: _certificate_pem(certificate), KEY: _private_key_pem(server_key)}
 
 
 def _remaining_validity_ratio(certificate: x509.Certificate, now: float) -> float:
@@ -109,7 +109,7 @@ def _remaining_validity_ratio(certificate: x509.Certificate, now: float) -> floa
     return (end_seconds - now) / (end_seconds - start_seconds)
 
 
-def _authority(chain: bytes, now: float) -> x509.Certificate | None:
+def _usable_authority(chain: bytes, now: float) -> x509.Certificate | None:
     try:
         authority = x509.load_pem_x509_certificate(chain)
     except ValueError:
@@ -117,10 +117,10 @@ def _authority(chain: bytes, now: float) -> x509.Certificate | None:
     return authority if _remaining_validity_ratio(authority, now) >= 1 / 3 else None
 
 
-def _living(chain: bytes, now: float) -> bytes:
+def _unexpired_chain(chain: bytes, now: float) -> bytes:
     try:
         return b"".join(
-            _pem(certificate)
+            _certificate_pem(certificate)
             for certificate in x509.load_pem_x509_certificates(chain)
             if _remaining_validity_ratio(certificate, now) > 0
         )
@@ -128,7 +128,9 @@ def _living(chain: bytes, now: float) -> bytes:
         return b""
 
 
-def _builder(issued_time: datetime, days: int, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate_builder(
+    issued_time: datetime, days: int, public: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
@@ -139,7 +141,7 @@ def _builder(issued_time: datetime, days: int, public: ec.EllipticCurvePublicKey
     )
 
 
-def _signed_authority(key: ec.EllipticCurvePrivateKey, issued_time: datetime) -> x509.Certificate:
+def _issue_authority(key: ec.EllipticCurvePrivateKey, issued_time: datetime) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_SUBJECT} authority {issued_time:%Y-%m-%d}")])
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -152,22 +154,22 @@ def _signed_authority(key: ec.EllipticCurvePrivateKey, issued_time: datetime) ->
         encipher_only=False,
         decipher_only=False,
     )
-    builder = _builder(issued_time, AUTHORITY_DAYS, key.public_key()).subject_name(name).issuer_name(name)
+    builder = _certificate_builder(issued_time, AUTHORITY_DAYS, key.public_key()).subject_name(name).issuer_name(name)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
 
 
-def _signed(
+def _sign_server_certificate(
     public: ec.EllipticCurvePublicKey,
     names: list[str],
     issued_time: datetime,
     authority: x509.Certificate,
     signer: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    alternative_names = x509.SubjectAlternativeName([_general(name) for name in names])
+    alternative_names = x509.SubjectAlternativeName([_general_name(name) for name in names])
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     authority_identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    builder = _builder(issued_time, CERTIFICATE_DAYS, public).issuer_name(authority.subject)
+    builder = _certificate_builder(issued_time, CERTIFICATE_DAYS, public).issuer_name(authority.subject)
     builder = builder.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)]))
     builder = builder.add_extension(alternative_names, critical=False).add_extension(
         authority_identifier, critical=False
@@ -177,18 +179,18 @@ def _signed(
     return builder.sign(signer, hashes.SHA256())
 
 
-def _general(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
@@ -198,7 +200,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # composition root. A Secret of another issuer (cert-manager, for example) is used as it is. Our own is created, and
 # renewed in time.
 
-POLL_SECONDS = 600.0
+CERTIFICATE_POLL_SECONDS = 600.0
 """Interval for reading the Secret: our renewal is due months ahead, and another issuer's is used within minutes."""
 _TYPE = "kubernetes.io/tls"
 
@@ -237,35 +239,35 @@ class CoordinatorTls:
 
     async def start(self) -> None:
         """Loads or creates the certificate. Raises PlatformError if neither is possible."""
-        self._use(await self._current())
+        self._use_certificate(await self._read_or_renew())
 
     async def keep_current(self) -> None:
         """Reloads and renews the certificate until cancelled.
 
         A failure is logged and retried; the former certificate stays in use.
         """
-        await repeat(self._reload, POLL_SECONDS)
+        await repeat_until_cancelled(self._reload_once, CERTIFICATE_POLL_SECONDS)
 
-    async def _reload(self) -> float:
+    async def _reload_once(self) -> float:
         try:
-            content = await self._current()
+            content = await self._read_or_renew()
             if content != self._content:
-                self._use(content)
+                self._use_certificate(content)
                 log.info("secret %s has a new certificate; new connections use it", self._where)
         except PlatformError as error:
             log.warning("cannot read or renew the certificate in secret %s, keeping it: %s", self._where, error)
-        return POLL_SECONDS
+        return CERTIFICATE_POLL_SECONDS
 
-    async def _current(self) -> Content:
+    async def _read_or_renew(self) -> Content:
         """Reads the Secret, and creates or renews it if it has our CA's key."""
         now = time.time()
         content = await load_or_create_secret(
             self._api, self._where, lambda: issue_certificate({}, self._names, now), kind=_TYPE
         )
         reason = renewal_reason(content, self._names, now)
-        if reason and is_signed_by_us(content):
+        if reason and has_authority_key(content):
             log.info("renewing the certificate in secret %s: %s", self._where, reason)
-            return await replaced_secret(
+            return await replace_secret(
                 self._api,
                 self._where,
                 lambda old: issue_certificate(old, self._names, now) if renewal_reason(old, self._names, now) else None,
@@ -274,11 +276,11 @@ class CoordinatorTls:
             log.warning("the certificate in secret %s must be renewed by its issuer: %s", self._where, reason)
         return content
 
-    def _use(self, content: Content) -> None:
+    def _use_certificate(self, content: Content) -> None:
         try:
             # Try the pair in an unused context first: half of a bad pair must not replace the certificate in use.
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
-            _load(self.context, content[CERTIFICATE], content[KEY])
+            _load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
+            _load_key_pair(self.context, content[CERTIFICATE], content[KEY])
         except (KeyError, ssl.SSLError) as error:
             raise PlatformError(
                 f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and it is created again"
@@ -286,7 +288,7 @@ class CoordinatorTls:
         self._content = content
 
 
-def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+def _load_key_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Loads a key pair from an anonymous file in memory, because the ssl module reads only files."""
     descriptor = os.memfd_create("coordinator", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file:

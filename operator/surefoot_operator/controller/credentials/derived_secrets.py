@@ -28,24 +28,24 @@ class Secrets:
 
     def worker_token(self, job: str, index: int, attempt: int) -> str:
         """Returns the token that worker (index, attempt) presents to the coordinator."""
-        return self._derived(f"worker:{job}:{index}:{attempt}")
+        return self._derive(f"worker:{job}:{index}:{attempt}")
 
     def generation_token(self, job: str, generation: int) -> str:
         """Returns the secret that the members of a generation share.
 
         It is derived and not stored, so that every leader gives the same to a member that joins late.
         """
-        return self._derived(f"epoch:{job}:{generation}")
+        return self._derive(f"epoch:{job}:{generation}")
 
     def memory_account(self, job: str) -> Credentials:
         """Returns the job's account on every memory server."""
-        return Credentials(f"job-{job}", self._derived(f"holder:{job}"))
+        return Credentials(f"job-{job}", self._derive(f"holder:{job}"))
 
-    def _derived(self, purpose: str) -> str:
+    def _derive(self, purpose: str) -> str:
         return hmac.new(self.root, purpose.encode(), hashlib.sha256).hexdigest()
 
 
-def secrets_in(folder: Path) -> Secrets:
+def load_or_create_secrets(folder: Path) -> Secrets:
     """Reads or creates the secrets of a run. Raises PlatformError if their file is corrupt."""
     path = folder / FILE
     # Keep an existing file: workers of a former operator have secrets that derive from it.

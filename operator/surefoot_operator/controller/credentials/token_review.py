@@ -42,7 +42,7 @@ class BoundPod:
     uid: str
 
 
-def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
+def parse_bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
     """Returns the pod of a reviewed token, or why the token is rejected.
 
     Args:
@@ -61,7 +61,7 @@ def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
     return BoundPod(username.removeprefix(_ACCOUNT).partition(":")[0], names[0], uids[0])
 
 
-def rejection(
+def hello_rejection(
     hello: Hello,
     pod: BoundPod,
     stored: Mapping[str, Any] | None,
@@ -102,13 +102,13 @@ def rejection(
 def worker_labels(hello: Hello) -> dict[str, str]:
     """Returns the labels that the worker's pod must have."""
     return {
-        api_objects.JOB_UID: hello.job,
-        api_objects.WORKER_INDEX: str(hello.index),
-        api_objects.ATTEMPT: str(hello.attempt),
+        api_objects.JOB_UID_LABEL: hello.job,
+        api_objects.WORKER_INDEX_LABEL: str(hello.index),
+        api_objects.ATTEMPT_LABEL: str(hello.attempt),
     }
 
 
-def expires_seconds(token: str) -> float | None:
+def token_expiry_seconds(token: str) -> float | None:
     """Reads a JWT's expiry in Unix seconds; None: it has none or cannot be read.
 
     The signature is not checked, so call it only for reviewed tokens.
@@ -136,15 +136,15 @@ class ReviewSettings:
 
     audience: str = "surefoot"
     """Audience that agents' tokens must be for."""
-    remembered: int = 16384
+    max_cached: int = 16384
     """Number of cached results; the oldest is dropped first and reviewed again if needed."""
     rejected_seconds: float = 5.0
     """How long a rejected token is not reviewed again."""
-    rate: float = 300.0
+    reviews_per_second: float = 300.0
     """Average reviews a second; agents beyond it must retry. A review costs the API server about a millisecond."""
-    burst: float = 1000.0
+    burst_reviews: float = 1000.0
     """Reviews allowed at once after a pause."""
-    at_once: int = 16
+    max_concurrent: int = 16
     """Concurrent reviews; others wait within the time limit of their connection's first message."""
 
 
@@ -170,39 +170,41 @@ class TokenReviewer:
         self._api, self._pods, self._jobs, self._clock = api, pods, jobs, clock
         self._settings = settings or ReviewSettings()
         self._cache: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
-        self._turn = asyncio.Semaphore(self._settings.at_once)
-        self._allowed, self._counted_at = self._settings.burst, clock()
-        self._sent_away = 0.0
+        self._concurrency = asyncio.Semaphore(self._settings.max_concurrent)
+        self._tokens, self._refilled_seconds = self._settings.burst_reviews, clock()
+        self._retrying_agents = 0.0
         """Agents that must retry, less those that the average rate has admitted since."""
 
     async def authenticate(self, hello: Hello) -> HelloRejected | None:
         """Returns None if the token belongs to the worker that the hello names, else the rejection."""
         digest = hashlib.sha256(hello.token.encode()).digest()
-        verdict = self._remembered(digest)
+        verdict = self._cached_verdict(digest)
         if verdict is None:
-            if not self._may_ask():
+            if not self._take_review_token():
                 # Spread the retries, so that agents come back at the rate at which they can be reviewed.
-                after_seconds = min(_MAX_AFTER_SECONDS, self._sent_away / self._settings.rate)
+                after_seconds = min(_MAX_AFTER_SECONDS, self._retrying_agents / self._settings.reviews_per_second)
                 return HelloRejected(
                     "too many tokens are being reviewed: retry", retry=True, after_seconds=after_seconds
                 )
             try:
-                verdict = await self._reviewed(hello.token)
+                verdict = await self._review_token(hello.token)
             except PlatformError as error:
                 return HelloRejected(f"the token cannot be reviewed now, retry: {error}", retry=True)
-            self._remember(digest, hello.token, verdict)
+            self._cache_verdict(digest, hello.token, verdict)
         if isinstance(verdict, str):
             return HelloRejected(verdict, retry=False)
         stored_pod = self._pods.get((verdict.namespace, verdict.name))
         # Search all pods only if the token does not match; it serves the error message.
         worker_pod = (
-            self._worker(hello) if stored_pod is None or stored_pod["metadata"]["uid"] != verdict.uid else stored_pod
+            self._find_worker_pod(hello)
+            if stored_pod is None or stored_pod["metadata"]["uid"] != verdict.uid
+            else stored_pod
         )
-        return rejection(
+        return hello_rejection(
             hello, verdict, stored_pod, worker_pod, stored_pod is not None and self._controls(hello.job, stored_pod)
         )
 
-    def _worker(self, hello: Hello) -> Pod | None:
+    def _find_worker_pod(self, hello: Hello) -> Pod | None:
         labels = worker_labels(hello).items()
         labelled_pods = (pod for pod in self._pods.values() if labels <= pod["metadata"].get("labels", {}).items())
         return next((pod for pod in labelled_pods if self._controls(hello.job, pod)), None)
@@ -213,36 +215,36 @@ class TokenReviewer:
         job = self._jobs.get((pod["metadata"]["namespace"], owner[0])) if owner is not None else None
         return job is not None and owner is not None and owner[1] == uid == job["metadata"]["uid"]
 
-    async def _reviewed(self, token: str) -> BoundPod | str:
+    async def _review_token(self, token: str) -> BoundPod | str:
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [self._settings.audience]},
         }
         process_metrics.token_reviews.inc()
-        async with self._turn:
+        async with self._concurrency:
             review = await self._api.post(REVIEWS, body)
-        return bound_pod(review.get("status", {}), self._settings.audience)
+        return parse_bound_pod(review.get("status", {}), self._settings.audience)
 
-    def _may_ask(self) -> bool:
+    def _take_review_token(self) -> bool:
         now = self._clock()
-        gained = max(0.0, now - self._counted_at) * self._settings.rate
-        self._allowed, self._counted_at = min(self._settings.burst, self._allowed + gained), now
-        self._sent_away = max(0.0, self._sent_away - gained)
-        if self._allowed < 1.0:
-            self._sent_away += 1
+        gained = max(0.0, now - self._refilled_seconds) * self._settings.reviews_per_second
+        self._tokens, self._refilled_seconds = min(self._settings.burst_reviews, self._tokens + gained), now
+        self._retrying_agents = max(0.0, self._retrying_agents - gained)
+        if self._tokens < 1.0:
+            self._retrying_agents += 1
             return False
-        self._allowed -= 1.0
+        self._tokens -= 1.0
         return True
 
-    def _remembered(self, digest: bytes) -> BoundPod | str | None:
+    def _cached_verdict(self, digest: bytes) -> BoundPod | str | None:
         until_seconds, verdict = self._cache.get(digest, (0.0, None))
         return verdict if self._clock() < until_seconds else None
 
-    def _remember(self, digest: bytes, token: str, verdict: BoundPod | str) -> None:
+    def _cache_verdict(self, digest: bytes, token: str, verdict: BoundPod | str) -> None:
         retry_seconds = self._clock() + self._settings.rejected_seconds
-        until_seconds = retry_seconds if isinstance(verdict, str) else expires_seconds(token) or retry_seconds
+        until_seconds = retry_seconds if isinstance(verdict, str) else token_expiry_seconds(token) or retry_seconds
         self._cache[digest] = (until_seconds, verdict)
         self._cache.move_to_end(digest)
-        while len(self._cache) > self._settings.remembered:
+        while len(self._cache) > self._settings.max_cached:
             self._cache.popitem(last=False)

@@ -46,13 +46,13 @@ class LeaseTimings:
 class ObservedLease:
     """The lease as read from the API server."""
 
-    server: str
+    leader: str
     """Identity of the replica that has it; empty: it was released."""
     version: str
     """Changes with each write of the replica that has the lease or releases it."""
     lease_seconds: float = 3.0
     """Duration after which it expires unless it is renewed."""
-    notes: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     """The lease's annotations."""
 
 
@@ -64,11 +64,11 @@ class Candidate:
     """Identity that the replica writes into the lease."""
     lease: ObservedLease | None = None
     """The lease as last read; None: it does not exist, or was not read yet."""
-    last_read_seconds: bool = False
+    has_read: bool = False
     """Whether the lease was read or written at least once."""
-    changed_at: float = 0.0
+    changed_seconds: float = 0.0
     """When we first saw the lease in its current version."""
-    leads_until: float | None = None
+    leads_until_seconds: float | None = None
     """Until when we may act unless we renew; None: we do not lead."""
 
 
@@ -88,33 +88,33 @@ class LeaseAction:
     """With `wait`: when to decide again at the latest, in seconds from now."""
 
 
-def seen(candidate: Candidate, lease: ObservedLease | None, now: float) -> Candidate:
+def record_read(candidate: Candidate, lease: ObservedLease | None, now: float) -> Candidate:
     """Records a read; the lease's expiry starts over if its version changed."""
     previous_lease = candidate.lease
     has_changed = (lease.version if lease is not None else "") != (
         previous_lease.version if previous_lease is not None else ""
     )
-    changed_at = now if has_changed or not candidate.last_read_seconds else candidate.changed_at
-    return replace(candidate, lease=lease, last_read_seconds=True, changed_at=changed_at)
+    changed_at = now if has_changed or not candidate.has_read else candidate.changed_seconds
+    return replace(candidate, lease=lease, has_read=True, changed_seconds=changed_at)
 
 
-def written(candidate: Candidate, lease: ObservedLease, asked_at: float, timings: LeaseTimings) -> Candidate:
+def record_write(candidate: Candidate, lease: ObservedLease, asked_at: float, timings: LeaseTimings) -> Candidate:
     """Records an accepted write; the lease counts from the request, not from the answer."""
     return replace(
         candidate,
         lease=lease,
-        last_read_seconds=True,
-        changed_at=asked_at,
-        leads_until=asked_at + timings.renew_seconds,
+        has_read=True,
+        changed_seconds=asked_at,
+        leads_until_seconds=asked_at + timings.renew_seconds,
     )
 
 
-def stood_down(candidate: Candidate) -> Candidate:
+def stand_down(candidate: Candidate) -> Candidate:
     """Ends the term; the lease as last known stays."""
-    return replace(candidate, leads_until=None)
+    return replace(candidate, leads_until_seconds=None)
 
 
-def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
+def call_timeout_seconds(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
     """Returns the time limit of the next call in seconds.
 
     A slow server gets more time after each timeout, a hanging one costs little. No call outlasts the term.
@@ -126,31 +126,31 @@ def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTi
         timings: Durations of the election.
     """
     limit = min(timings.max_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
-    if candidate.leads_until is None:
+    if candidate.leads_until_seconds is None:
         return limit
-    term_ends = candidate.leads_until - timings.renew_seconds + timings.stand_down_seconds
+    term_ends = candidate.leads_until_seconds - timings.renew_seconds + timings.stand_down_seconds
     return max(timings.retry_seconds, min(limit, term_ends - now))
 
 
-def leads(candidate: Candidate, now: float) -> bool:
+def is_leader(candidate: Candidate, now: float) -> bool:
     """Returns whether this candidate may act now.
 
     Check it before every write: a process that was frozen does not know for how long.
     """
-    return candidate.leads_until is not None and now < candidate.leads_until
+    return candidate.leads_until_seconds is not None and now < candidate.leads_until_seconds
 
 
-def holder(candidate: Candidate, now: float) -> str:
+def leader_identity(candidate: Candidate, now: float) -> str:
     """Returns the leader's identity as far as this candidate knows; empty: there is none."""
     lease = candidate.lease
-    if leads(candidate, now):
+    if is_leader(candidate, now):
         return candidate.identity
-    if lease is None or now - candidate.changed_at >= lease.lease_seconds or lease.server == candidate.identity:
+    if lease is None or now - candidate.changed_seconds >= lease.lease_seconds or lease.leader == candidate.identity:
         return ""
-    return lease.server
+    return lease.leader
 
 
-def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> LeaseAction:
+def next_action(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> LeaseAction:
     """Decides the candidate's next call.
 
     Args:
@@ -160,25 +160,27 @@ def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_sec
         patience_seconds: How long a free lease is left to other replicas; infinite: for good.
     """
     lease = candidate.lease
-    if candidate.leads_until is not None:
-        return _leading(candidate, candidate.leads_until, now, timings)
-    if not candidate.last_read_seconds:
+    if candidate.leads_until_seconds is not None:
+        return _next_action_of_leader(candidate, candidate.leads_until_seconds, now, timings)
+    if not candidate.has_read:
         return LeaseAction("look", "the lease was not read yet")
-    unchanged_seconds = now - candidate.changed_at
+    unchanged_seconds = now - candidate.changed_seconds
     if lease is None:
-        return _free(unchanged_seconds - patience_seconds, "the lease does not exist, so no replica leads", timings)
-    if not lease.server:
-        return _free(unchanged_seconds - patience_seconds, "the last leader released the lease", timings)
-    if lease.server == candidate.identity and patience_seconds < math.inf:
+        return _take_or_wait(
+            unchanged_seconds - patience_seconds, "the lease does not exist, so no replica leads", timings
+        )
+    if not lease.leader:
+        return _take_or_wait(unchanged_seconds - patience_seconds, "the last leader released the lease", timings)
+    if lease.leader == candidate.identity and patience_seconds < math.inf:
         return LeaseAction("acquire", "this replica had the lease before it restarted, and no other has taken it")
     if unchanged_seconds >= lease.lease_seconds:
-        reason = f"{lease.server} has not renewed its lease for {unchanged_seconds:.1f} s"
-        return _free(unchanged_seconds - lease.lease_seconds - patience_seconds, reason, timings)
+        reason = f"{lease.leader} has not renewed its lease for {unchanged_seconds:.1f} s"
+        return _take_or_wait(unchanged_seconds - lease.lease_seconds - patience_seconds, reason, timings)
     remaining_seconds = lease.lease_seconds - unchanged_seconds
-    return LeaseAction("wait", f"{lease.server} leads", min(remaining_seconds, timings.retry_seconds))
+    return LeaseAction("wait", f"{lease.leader} leads", min(remaining_seconds, timings.retry_seconds))
 
 
-def _free(over_seconds: float, reason: str, timings: LeaseTimings) -> LeaseAction:
+def _take_or_wait(over_seconds: float, reason: str, timings: LeaseTimings) -> LeaseAction:
     """Takes a lease that was left to others for long enough, else waits."""
     if over_seconds >= 0.0:
         return LeaseAction("acquire", reason)
@@ -187,12 +189,12 @@ def _free(over_seconds: float, reason: str, timings: LeaseTimings) -> LeaseActio
     )
 
 
-def _leading(candidate: Candidate, leads_until: float, now: float, timings: LeaseTimings) -> LeaseAction:
+def _next_action_of_leader(candidate: Candidate, leads_until: float, now: float, timings: LeaseTimings) -> LeaseAction:
     lease = candidate.lease
     if lease is None:
         return LeaseAction("lost", "the lease was deleted")
-    if lease.server != candidate.identity:
-        return LeaseAction("lost", f"the lease belongs to {lease.server or 'no replica'} now")
+    if lease.leader != candidate.identity:
+        return LeaseAction("lost", f"the lease belongs to {lease.leader or 'no replica'} now")
     renewed_seconds = leads_until - timings.renew_seconds
     overdue_seconds = now - renewed_seconds
     if overdue_seconds >= timings.stand_down_seconds:
@@ -207,9 +209,9 @@ def _leading(candidate: Candidate, leads_until: float, now: float, timings: Leas
 # has which, and who requested it. A replica requests only while it runs, so no shard is handed over to a dead one. It
 # requests only from a leader with at least two shards more, so that each handover evens the load and none is reversed.
 
-STEP_SECONDS = 0.6
+DELAY_PER_SHARD_SECONDS = 0.6
 """How long a free lease is left to others for each shard already led; longer than the time between two reads."""
-LONGEST_SECONDS = 1.2
+MAX_DELAY_SECONDS = 1.2
 """Upper limit of that delay: a shard gets a leader at most this long after its lease expired."""
 
 
@@ -217,7 +219,7 @@ LONGEST_SECONDS = 1.2
 class ObservedShard:
     """The lease of a shard as one replica sees it."""
 
-    server: str = ""
+    leader: str = ""
     """Identity of the shard's leader; empty: none, as far as this replica knows."""
     requested_by: str = ""
     """Identity of the replica that requested the shard from its leader; empty: none."""
@@ -227,7 +229,7 @@ class ObservedShard:
 class ShardLayout:
     """The number of shards, and a planned change of it."""
 
-    shards: int = 1
+    count: int = 1
     """Current number of shards."""
     desired_count: int = 1
     """Number that the leader of shard 0 wants."""
@@ -235,7 +237,7 @@ class ShardLayout:
     @property
     def is_changing(self) -> bool:
         """Returns whether the leader of shard 0 must gather all shards, to change their number."""
-        return self.desired_count != self.shards
+        return self.desired_count != self.count
 
 
 def patience_seconds(me: str, shard: int, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> float:
@@ -244,13 +246,13 @@ def patience_seconds(me: str, shard: int, shards: Mapping[int, ObservedShard], l
     Infinite: another replica must have it, because the number of shards changes.
     """
     if layout.is_changing and shard != 0:
-        return 0.0 if shards[0].server == me else math.inf
+        return 0.0 if shards[0].leader == me else math.inf
     if shards[shard].requested_by == me:
         return 0.0
-    led_count = sum(other_shard.server == me for other_shard in shards.values())
+    led_count = sum(other_shard.leader == me for other_shard in shards.values())
     if shards[shard].requested_by:
-        return LONGEST_SECONDS  # it was released for another replica
-    return min(led_count * STEP_SECONDS, LONGEST_SECONDS)
+        return MAX_DELAY_SECONDS  # it was released for another replica
+    return min(led_count * DELAY_PER_SHARD_SECONDS, MAX_DELAY_SECONDS)
 
 
 def shard_to_request(me: str, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> int | None:
@@ -260,20 +262,20 @@ def shard_to_request(me: str, shards: Mapping[int, ObservedShard], layout: Shard
     """
     if layout.is_changing:
         return None
-    shard_counts = Counter(observed.server for observed in shards.values() if observed.server)
+    shard_counts = Counter(observed.leader for observed in shards.values() if observed.leader)
     other_leaders = sorted((-count, leader) for leader, count in shard_counts.items() if leader != me)
     if not other_leaders or -other_leaders[0][0] < shard_counts[me] + 2:
         return None
     busiest_leader = other_leaders[0][1]
-    return max(shard for shard, observed in shards.items() if observed.server == busiest_leader)
+    return max(shard for shard, observed in shards.items() if observed.leader == busiest_leader)
 
 
 def handover_reason(me: str, shard: int, shards: Mapping[int, ObservedShard], layout: ShardLayout) -> str:
     """Returns why `me` hands this shard over now; empty: it keeps it."""
-    if layout.is_changing and shard != 0 and shards[0].server not in ("", me):
-        return f"{shards[0].server} gathers all shards, to change their number to {layout.desired_count}"
+    if layout.is_changing and shard != 0 and shards[0].leader not in ("", me):
+        return f"{shards[0].leader} gathers all shards, to change their number to {layout.desired_count}"
     requester = shards[shard].requested_by
-    shard_counts = Counter(observed.server for observed in shards.values())
+    shard_counts = Counter(observed.leader for observed in shards.values())
     if requester and requester != me and shard_counts[me] >= shard_counts[requester] + 2:
         return f"{requester} leads {shard_counts[requester]} shards and requested it, this replica leads {shard_counts[me]}"
     return ""
@@ -284,7 +286,7 @@ def handover_reason(me: str, shard: int, shards: Mapping[int, ObservedShard], la
 # `shard_election`. With one shard all names equal those of an operator without shards, so that an upgrade renames
 # nothing.
 
-HIGHEST = 8
+MAX_SHARDS = 8
 """Maximum number of shards: each costs every replica two calls a second, and the chart's role lists their leases."""
 
 

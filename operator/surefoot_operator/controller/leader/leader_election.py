@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from surefoot.task_set import repeat
+from surefoot.task_set import repeat_until_cancelled
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader import election_rules
 from surefoot_operator.controller.leader.election_rules import (
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 Body = dict[str, Any]
-NOTE = f"{GROUP}/"
+ANNOTATION_PREFIX = f"{GROUP}/"
 """Prefix of the annotations that the leader owns: its next renewal removes those that other replicas added."""
 _MAX_LOGGED_FAILURES = 3
 """Number of failed calls in a row that are logged, because an outage may last for hours."""
@@ -88,11 +88,11 @@ class Elector:
         now: Callable[[], float] = boot_clock,
         notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._api, self._where, self._now, self._notes = api, where, now, notes
+        self._api, self._where, self._now, self._annotations_to_write = api, where, now, notes
         self._timings = timings or LeaseTimings()
         self._candidate = Candidate(identity)
         self._body: Body | None = None
-        self._waited_for = ""
+        self._logged_wait_reason = ""
         self._failures = self._timeouts = 0
         """Number of failed calls in a row, and of those that got no answer in time."""
         self.leading = False
@@ -102,24 +102,24 @@ class Elector:
 
     def require_leadership(self) -> None:
         """Raises NotLeader unless the lease is ours by our own clock."""
-        if not election_rules.leads(self._candidate, self._now()):
+        if not election_rules.is_leader(self._candidate, self._now()):
             raise NotLeader("this operator has no valid lease, so it decides and writes nothing")
 
     @property
     def leader_identity(self) -> str:
         """Identity of the leader, as far as this candidate knows; empty: there is none."""
-        return election_rules.holder(self._candidate, self._now())
+        return election_rules.leader_identity(self._candidate, self._now())
 
     @property
     def annotations(self) -> Mapping[str, str] | None:
         """The lease's annotations as last read; None: it does not exist."""
-        return self._candidate.lease.notes if self._candidate.lease is not None else None
+        return self._candidate.lease.annotations if self._candidate.lease is not None else None
 
     async def read(self) -> None:
         """Reads the lease, and repeats that until it succeeds."""
         is_read = False
         while not is_read:
-            is_read = await self._tried(LeaseAction("look", "it is asked for"))
+            is_read = await self._make_call(LeaseAction("look", "it is asked for"))
             await asyncio.sleep(0.0 if is_read else self._timings.retry_seconds * random.uniform(0.5, 1.0))
 
     async def acquire(self, patience_seconds: Callable[[], float] = float) -> None:
@@ -129,11 +129,11 @@ class Elector:
             patience_seconds: Returns how long a free lease is left to other replicas.
         """
         while not self.leading:
-            step = election_rules.decide(self._candidate, self._now(), self._timings, patience_seconds())
+            step = election_rules.next_action(self._candidate, self._now(), self._timings, patience_seconds())
             if step.verb == "wait":
                 self._log_waiting(step)
                 await asyncio.sleep(max(0.01, step.after_seconds))
-            await self._try(step)
+            await self._call_or_pause(step)
 
     async def renew_until_lost(self, gives_up: Callable[[], bool] = bool) -> None:
         """Renews the lease until the term ends, or until `gives_up` returns True.
@@ -145,7 +145,7 @@ class Elector:
             LeaseLost: Another replica has taken the lease.
         """
         while True:
-            step = election_rules.decide(self._candidate, self._now(), self._timings)
+            step = election_rules.next_action(self._candidate, self._now(), self._timings)
             if step.verb in ("wait", "renew") and gives_up():
                 return
             if step.verb == "wait":
@@ -153,19 +153,19 @@ class Elector:
                 continue
             if step.verb in ("lost", "stand-down"):
                 self.leading = False
-                self._candidate = election_rules.stood_down(self._candidate)
+                self._candidate = election_rules.stand_down(self._candidate)
                 if step.verb == "lost":
                     raise LeaseLost(f"{step.reason}: another replica may lead")
                 log.warning("%s: this replica no longer leads, and waits until the API server answers", step.reason)
                 return
-            await self._try(step)
+            await self._call_or_pause(step)
 
     async def renew(self) -> None:
         """Writes the lease with its current annotations. Raises PlatformError, NotLeader, TimeoutError."""
         self.require_leadership()
-        await self._answered(self._write(LeaseAction("renew", "its annotations have changed")))
+        await self._call_within_timeout(self._write_lease(LeaseAction("renew", "its annotations have changed")))
 
-    async def annotate(self, notes: Mapping[str, str]) -> None:
+    async def add_annotations(self, notes: Mapping[str, str]) -> None:
         """Adds annotations to another replica's lease, which does not renew it.
 
         They stay until its leader renews it.
@@ -185,11 +185,11 @@ class Elector:
 
         If that fails, they wait; nothing else is lost.
         """
-        if not election_rules.leads(self._candidate, self._now()) or self._body is None:
+        if not election_rules.is_leader(self._candidate, self._now()) or self._body is None:
             return
         released_fields = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now_text()}
         body = {**self._body, "spec": {**self._body["spec"], **released_fields}}
-        self._candidate, self.leading = election_rules.stood_down(self._candidate), False
+        self._candidate, self.leading = election_rules.stand_down(self._candidate), False
         try:
             async with asyncio.timeout(self._timings.renew_seconds):
                 await self._api.put(self._where.path, body)
@@ -197,15 +197,17 @@ class Elector:
         except (PlatformError, TimeoutError) as error:
             log.warning("could not release lease %s, other replicas wait until it expires: %s", self._where.name, error)
 
-    async def _try(self, step: LeaseAction) -> None:
+    async def _call_or_pause(self, step: LeaseAction) -> None:
         """Makes the step's call, and pauses if it did not succeed."""
-        if not await self._tried(step):
+        if not await self._make_call(step):
             # With jitter, so that two replicas that wait for one lease do not write at the same moment.
             await asyncio.sleep(self._timings.retry_seconds / (4 if self.leading else 1) * random.uniform(0.5, 1.0))
 
-    async def _tried(self, step: LeaseAction) -> bool:
+    async def _make_call(self, step: LeaseAction) -> bool:
         try:
-            await self._answered(self._read_lease() if step.verb in ("look", "wait") else self._write(step))
+            await self._call_within_timeout(
+                self._read_lease() if step.verb in ("look", "wait") else self._write_lease(step)
+            )
         except ApiError as error:
             self.last_answer_seconds = self._now()
             if error.code not in (404, 409):
@@ -221,15 +223,15 @@ class Elector:
     async def _reread_lease(self) -> bool:
         """Reads the lease after another replica wrote or deleted it, and decides from its new state."""
         try:
-            await self._answered(self._read_lease())
+            await self._call_within_timeout(self._read_lease())
         except (PlatformError, TimeoutError) as error:
             self._log_unreachable(error)
             return False
         return self.leading
 
-    async def _answered(self, call: Coroutine[Any, Any, None]) -> None:
+    async def _call_within_timeout(self, call: Coroutine[Any, Any, None]) -> None:
         """Awaits a call within its time limit. Raises PlatformError, TimeoutError."""
-        limit = election_rules.call_limit(self._candidate, self._timeouts, self._now(), self._timings)
+        limit = election_rules.call_timeout_seconds(self._candidate, self._timeouts, self._now(), self._timings)
         try:
             async with asyncio.timeout(limit):
                 await call
@@ -258,9 +260,9 @@ class Elector:
                 raise
             self._body = None
         self.last_answer_seconds = self._now()
-        self._candidate = election_rules.seen(self._candidate, _lease(self._body), self._now())
+        self._candidate = election_rules.record_read(self._candidate, _parse_lease(self._body), self._now())
 
-    async def _write(self, step: LeaseAction) -> None:
+    async def _write_lease(self, step: LeaseAction) -> None:
         """Acquires or renews the lease; the write is rejected if another replica wrote since the last read."""
         sent_seconds = self._now()
         body = self._lease_body(step.verb == "acquire")
@@ -269,9 +271,9 @@ class Elector:
         else:
             self._body = await self._api.put(self._where.path, body)
         self.last_answer_seconds = self._now()
-        lease = _lease(self._body)
+        lease = _parse_lease(self._body)
         assert lease is not None
-        self._candidate = election_rules.written(self._candidate, lease, sent_seconds, self._timings)
+        self._candidate = election_rules.record_write(self._candidate, lease, sent_seconds, self._timings)
         if step.verb == "acquire":
             log.info("this operator (%s) leads: %s (lease %s)", self._candidate.identity, step.reason, self._where.name)
             self.leading = True
@@ -287,29 +289,31 @@ class Elector:
         spec["leaseDurationSeconds"] = max(1, round(self._timings.lease_seconds))
         metadata = dict(old_lease.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace})
         others_annotations = {
-            name: text for name, text in (metadata.get("annotations") or {}).items() if not name.startswith(NOTE)
+            name: text
+            for name, text in (metadata.get("annotations") or {}).items()
+            if not name.startswith(ANNOTATION_PREFIX)
         }
-        metadata["annotations"] = {**others_annotations, **self._notes()}
+        metadata["annotations"] = {**others_annotations, **self._annotations_to_write()}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
     def _log_waiting(self, step: LeaseAction) -> None:
-        if step.reason != self._waited_for:
+        if step.reason != self._logged_wait_reason:
             # Once for each reason, not at each read.
-            self._waited_for = step.reason
+            self._logged_wait_reason = step.reason
             log.info("standing by: %s (lease %s)", step.reason, self._where.name)
 
 
-def _lease(body: Body | None) -> ObservedLease | None:
+def _parse_lease(body: Body | None) -> ObservedLease | None:
     if body is None:
         return None
     spec = body.get("spec") or {}
     return ObservedLease(
-        server=str(spec.get("holderIdentity") or ""),
+        leader=str(spec.get("holderIdentity") or ""),
         # Not the resourceVersion: replicas that request a shard by an annotation would keep a dead leader's lease
         # valid.
         version=f"{spec.get('renewTime')} {spec.get('leaseTransitions')} {spec.get('holderIdentity')}",
         lease_seconds=float(spec.get("leaseDurationSeconds") or 1),
-        notes=dict(body["metadata"].get("annotations") or {}),
+        annotations=dict(body["metadata"].get("annotations") or {}),
     )
 
 
@@ -322,42 +326,42 @@ def now_text() -> str:
 # Moves a shard's leader label to this pod, which the Service for agents selects. Touches the API server; run by the
 # composition root while it leads. Level-triggered: a label on another pod is removed in the next round.
 
-LEADER = leader_label(0)
-OPERATORS = f"{GROUP}/part=operator"
-POLL_SECONDS = 30.0
+LEADER_LABEL = leader_label(0)
+OPERATOR_SELECTOR = f"{GROUP}/part=operator"
+LABEL_POLL_SECONDS = 30.0
 """Interval between two checks of the labels."""
-RETRY_SECONDS = 1.0
+LABEL_RETRY_SECONDS = 1.0
 """Wait after a failed check."""
 
 
 class LeaderLabel:
     """Keeps the leader label on this pod; call `remove` when leadership ends."""
 
-    def __init__(self, api: Api, namespace: str, pod_name: str, label: str = LEADER) -> None:
+    def __init__(self, api: Api, namespace: str, pod_name: str, label: str = LEADER_LABEL) -> None:
         self._api, self._namespace, self._pod_name, self._label = api, namespace, pod_name, label
         self._pointer = "/metadata/labels/" + label.replace("/", "~1")
         self._logged = ""
 
     async def run(self) -> None:
         """Keeps the label on this pod until cancelled. A failure is logged and retried."""
-        await repeat(self._try_once)
+        await repeat_until_cancelled(self._try_once)
 
     async def _try_once(self) -> float:
         try:
-            await self.once()
+            await self.update_labels()
         except PlatformError as error:
             log.warning(
                 "cannot move the leader label to pod %s, agents may not find it; retrying: %s", self._pod_name, error
             )
-            return RETRY_SECONDS
-        return POLL_SECONDS
+            return LABEL_RETRY_SECONDS
+        return LABEL_POLL_SECONDS
 
-    async def once(self) -> None:
+    async def update_labels(self) -> None:
         """Labels this pod, then removes the label from others. Raises PlatformError.
 
         For a moment two pods have the label. The one that does not lead refers agents to the leader.
         """
-        query: dict[str, str | int] = {"labelSelector": OPERATORS, "limit": 100}
+        query: dict[str, str | int] = {"labelSelector": OPERATOR_SELECTOR, "limit": 100}
         pods = (await self._api.get(core_path(self._namespace, "pods"), query))["items"]
         names = {pod["metadata"]["name"] for pod in pods}
         if self._pod_name not in names and not self._logged:
@@ -367,27 +371,27 @@ class LeaderLabel:
             )
             log.warning("%s", self._logged)
         for pod in sorted(pods, key=lambda pod_object: pod_object["metadata"]["name"] != self._pod_name):
-            await self._settle(pod)
+            await self._update_pod(pod)
 
     async def remove(self) -> None:
         """Removes the label from this pod. Raises PlatformError."""
         try:
-            await self._patch(self._pod_name, [{"op": "remove", "path": self._pointer}])
+            await self._patch_pod(self._pod_name, [{"op": "remove", "path": self._pointer}])
         except ApiError as error:
             # 404: the pod does not exist; 422: it has no such label.
             if error.code not in (404, 422):
                 raise
 
-    async def _settle(self, pod: dict[str, Any]) -> None:
+    async def _update_pod(self, pod: dict[str, Any]) -> None:
         name, is_labelled = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(self._label) == "true"
         if name == self._pod_name and not is_labelled:
-            await self._patch(name, [{"op": "add", "path": self._pointer, "value": "true"}])
+            await self._patch_pod(name, [{"op": "add", "path": self._pointer, "value": "true"}])
         elif name != self._pod_name and is_labelled:
             try:
-                await self._patch(name, [{"op": "remove", "path": self._pointer}])
+                await self._patch_pod(name, [{"op": "remove", "path": self._pointer}])
             except ApiError as error:
                 if error.code not in (404, 422):
                     raise
 
-    async def _patch(self, name: str, operations: list[dict[str, Any]]) -> None:
+    async def _patch_pod(self, name: str, operations: list[dict[str, Any]]) -> None:
         await self._api.patch(core_path(self._namespace, "pods", name), operations)

@@ -23,7 +23,7 @@ from kubernetes.aio.stream import WsApiClient
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
-from surefoot_operator.rejected_calls import ApiCall, RefusedCalls
+from surefoot_operator.rejected_calls import ApiCall, RejectedCalls
 
 # ---- pod exec --------------------------------------------------------------------------------------------------------
 # Runs a program in a container through the API server's WebSocket.
@@ -39,11 +39,11 @@ _MAX_BYTES = 1 << 20
 class ExecResult:
     """The output and the result of a program that ran in a container."""
 
-    output: str
+    stdout: str
     """Its standard output."""
-    errors: str
+    stderr: str
     """Its standard error."""
-    problem: str
+    failure: str
     """Why it failed; empty: it exited with code 0."""
 
 
@@ -133,12 +133,12 @@ class Api:
         client: Any,
         call_seconds: float = CALL_SECONDS,
         may_write: Callable[[], None] | None = None,
-        rejected_calls: RefusedCalls | None = None,
+        rejected_calls: RejectedCalls | None = None,
         job: str = "",
     ) -> None:
         self._client, self._call_seconds = client, call_seconds
         self._may_write = may_write
-        self.rejected_calls = RefusedCalls() if rejected_calls is None else rejected_calls
+        self.rejected_calls = RejectedCalls() if rejected_calls is None else rejected_calls
         """The calls that are rejected repeatedly, through this object and its copies."""
         self._job = job
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
@@ -203,7 +203,7 @@ class Api:
 
         Raises ApiUnreachable if nothing arrives for `silence_seconds`, or the connection breaks.
         """
-        call_text, call = f"watch {path}", api_objects.call_of("GET", path, job=self._job)
+        call_text, call = f"watch {path}", api_objects.parse_call("GET", path, job=self._job)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             response = await self._send_request(
@@ -212,7 +212,7 @@ class Api:
             async with response:
                 if response.status != 200:
                     raise self._record_rejection(call, parse_error(call_text, response.status, await response.text()))
-                self.rejected_calls.accept(call, time.monotonic())
+                self.rejected_calls.record_accepted(call, time.monotonic())
                 yield {"type": "OPEN"}
                 async for line in response.content:
                     yield json.loads(line)
@@ -260,7 +260,7 @@ class Api:
         return _parse_object(f"{method} {path}", await self._request_text(method, path, body, query or {}, kind))
 
     async def _request_text(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
-        call_text, call = f"{method} {path}", api_objects.call_of(method, path, body, self._job)
+        call_text, call = f"{method} {path}", api_objects.parse_call(method, path, body, self._job)
         if method != "GET":
             self.check_allowed()
         try:
@@ -271,22 +271,22 @@ class Api:
             raise self._record_no_response(call, ApiUnreachable(call_text, error)) from error
         if not 200 <= response.status < 300:
             raise self._record_rejection(call, parse_error(call_text, response.status, text))
-        self.rejected_calls.accept(call, time.monotonic())
+        self.rejected_calls.record_accepted(call, time.monotonic())
         return text
 
     def _record_rejection(self, call: ApiCall, error: ApiError) -> ApiError:
         """Records an error response, unless it is one that a correct operator gets too; returns the error."""
-        if api_objects.is_there(call, error):
-            self.rejected_calls.accept(call, time.monotonic())
-        elif not api_objects.is_ordinary(call, error):
+        if api_objects.already_exists(call, error):
+            self.rejected_calls.record_accepted(call, time.monotonic())
+        elif not api_objects.is_expected_error(call, error):
             response_text = f"{error.code} {error.reason}"
-            self.rejected_calls.refuse(
-                call, api_objects.cause_of(error), error.sentence, response_text, time.monotonic()
+            self.rejected_calls.record_rejected(
+                call, api_objects.classify_error(error), error.server_message, response_text, time.monotonic()
             )
         return error
 
     def _record_no_response(self, call: ApiCall, error: ApiUnreachable) -> ApiUnreachable:
-        self.rejected_calls.refuse(call, "silent", str(error), "no answer", time.monotonic())
+        self.rejected_calls.record_rejected(call, "silent", str(error), "no answer", time.monotonic())
         return error
 
     async def _send_request(
@@ -334,7 +334,7 @@ def _parse_object(call_text: str, text: str) -> Body:
     return body
 
 
-async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
+async def connect_to_api_server(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
     """Connects to the API server of a kubeconfig, or of the cluster of this pod if it is None.
 
     Raises:

@@ -15,30 +15,30 @@ from surefoot_operator.api.spec import GROUP, KIND, VERSION
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.rejected_calls import WATCH, ApiCall, Cause
 
-JOB_NAME = f"{GROUP}/job-name"
+JOB_NAME_LABEL = f"{GROUP}/job-name"
 """Label with the job's name, on every object of a job."""
-JOB_UID = f"{GROUP}/job-uid"
+JOB_UID_LABEL = f"{GROUP}/job-uid"
 """Label with the job's UID, on every object of a job."""
-WORKER_INDEX = f"{GROUP}/worker-index"
+WORKER_INDEX_LABEL = f"{GROUP}/worker-index"
 """Label with a worker's index, on its pod."""
-ATTEMPT = f"{GROUP}/attempt"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
 """Label with the number of the attempt, on the pod of a worker or of a deletion."""
-SECRET = f"{GROUP}/secret"
+SECRET_LABEL = f"{GROUP}/secret"
 """Label with the digest that names a worker's Secret, on its pod."""
-PART = f"{GROUP}/part"
+PART_LABEL = f"{GROUP}/part"
 """Label with the role of a pod: `WORKER`, `PURGE` or memory-tier."""
 WORKER, PURGE = "worker", "purge"
-MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "surefoot-operator"
-HOLDER_SELECTOR = f"{PART}=memory-tier"
+MEMORY_SERVER_SELECTOR = f"{PART_LABEL}=memory-tier"
 """Label selector of the memory servers' pods."""
-HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
+MEMORY_SERVER_CONTAINER, MEMORY_SERVER_PORT = "redis", 6379
 """Container and port of a memory server, unless its pod has a container port named `redis`; then that one is used."""
-HOLDER_TLS = f"{GROUP}/tls"
+MEMORY_SERVER_TLS = f"{GROUP}/tls"
 """Annotation on pods of memory servers that use TLS; while TLS is being switched on or off, only some pods have it."""
-TRAINER = "trainer"
+TRAINER_CONTAINER = "trainer"
 """Name of the container in the pod template that runs the training script."""
-HOSTNAME = topology_levels.HOSTNAME
+HOSTNAME_LABEL = topology_levels.HOSTNAME
 """Label with a node's host name, on the node."""
 
 
@@ -54,13 +54,13 @@ class JobIdentity:
         return f"{self.namespace}/{self.name}"
 
 
-JOBS = f"/apis/{GROUP}/{VERSION}"
+JOBS_API_PATH = f"/apis/{GROUP}/{VERSION}"
 """API path of the group version that has the TrainingJobs."""
 
 
 def jobs_path(namespace: str, name: str) -> str:
     """Returns the API path of one TrainingJob."""
-    return f"{JOBS}/namespaces/{namespace}/trainingjobs/{name}"
+    return f"{JOBS_API_PATH}/namespaces/{namespace}/trainingjobs/{name}"
 
 
 def core_path(namespace: str, kind: str, name: str = "") -> str:
@@ -68,19 +68,19 @@ def core_path(namespace: str, kind: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
-def part_of(pod: dict[str, Any]) -> str:
+def role_of(pod: dict[str, Any]) -> str:
     """Returns the role of a job's pod; a pod without the label is a worker."""
-    part = pod["metadata"].get("labels", {}).get(PART, WORKER)
+    part = pod["metadata"].get("labels", {}).get(PART_LABEL, WORKER)
     return str(part)
 
 
-def job_of(pod: dict[str, Any]) -> str | None:
+def job_uid_label_of(pod: dict[str, Any]) -> str | None:
     """Returns the job UID in a pod's labels. Anyone may set labels: check ownership with `is_controlled_by`."""
-    uid = pod["metadata"].get("labels", {}).get(JOB_UID)
+    uid = pod["metadata"].get("labels", {}).get(JOB_UID_LABEL)
     return None if uid is None else str(uid)
 
 
-def owner(name: str, uid: str) -> dict[str, Any]:
+def owner_reference(name: str, uid: str) -> dict[str, Any]:
     """Builds the owner reference by which the garbage collector deletes an object together with its job."""
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "uid": uid, "controller": True}
 
@@ -99,7 +99,7 @@ def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def is_of(pod: Mapping[str, Any], job: JobIdentity) -> bool:
+def is_controlled_by(pod: Mapping[str, Any], job: JobIdentity) -> bool:
     """Whether a pod is in the job's namespace and controlled by the job."""
     return pod["metadata"].get("namespace") == job.namespace and controller_of(pod) == (job.name, job.uid)
 
@@ -126,12 +126,12 @@ def service_name(job: str) -> str:
 
 def job_labels(job: str, uid: str) -> dict[str, str]:
     """Returns the labels of every object that belongs to a job."""
-    return {JOB_NAME: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
+    return {JOB_NAME_LABEL: job, JOB_UID_LABEL: uid, MANAGED_BY_LABEL: OPERATOR}
 
 
-def selector(uid: str) -> str:
+def job_selector(uid: str) -> str:
     """Returns the label selector of a job's pods."""
-    return f"{JOB_UID}={uid}"
+    return f"{JOB_UID_LABEL}={uid}"
 
 
 # ---- api errors ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ _LONG_VALUE = re.compile(r'(?:(?<=value: )"|"(?=[{\[]))(?:[^"\\]|\\.){100,}"')
 """A long quoted value or object that the server repeats before it names the fault."""
 _MAX_MESSAGE_CHARACTERS = 700
 """Length limit of an API server's message, in characters."""
-TEST_FAILED = "the server rejected our request due to an error in our request"
+PATCH_TEST_FAILED = "the server rejected our request due to an error in our request"
 """The API server's whole message when a JSON Patch's `test` fails because the object was changed by another client."""
 _CRD_HINT = (
     "; if the CustomResourceDefinition in the cluster is older than this operator, apply the one of the operator's"
@@ -164,21 +164,28 @@ class ApiError(PlatformError):
     def __init__(
         self, call_text: str, code: int, reason: str, message: str, namespace_terminating: bool = False
     ) -> None:
-        self.sentence = readable(message)
+        self.server_message = shorten_message(message)
         """The server's shortened message. It comes first in the error's text, because log viewers cut long lines."""
-        if code == 422 and message != TEST_FAILED and "/trainingjobs/" in call_text and call_text.endswith("/status"):
-            self.sentence += _CRD_HINT
-        super().__init__(f"{self.sentence} ({code} {reason}: the API server rejected {call_text})")
+        if (
+            code == 422
+            and message != PATCH_TEST_FAILED
+            and "/trainingjobs/" in call_text
+            and call_text.endswith("/status")
+        ):
+            self.server_message += _CRD_HINT
+        super().__init__(f"{self.server_message} ({code} {reason}: the API server rejected {call_text})")
         self.code = code
         self.reason = reason
-        self.permanent = code in (400, 422)
+        self.is_permanent = code in (400, 422)
         """Whether the same call will always be rejected, because its content is invalid."""
-        self.decided = code < 500
+        self.is_final = code < 500
         """Whether the server certainly did not carry out the call."""
-        self.busy = code == 429
+        self.is_busy = code == 429
         """Whether the server is overloaded or limits the rate of calls."""
         # servers before 1.19 give no cause; all versions write these words
-        self.closing = namespace_terminating or (code == 403 and "because it is being terminated" in message)
+        self.is_namespace_deleted = namespace_terminating or (
+            code == 403 and "because it is being terminated" in message
+        )
 
 
 class ApiUnreachable(PlatformError):
@@ -194,7 +201,7 @@ class ApiUnreachable(PlatformError):
         super().__init__(f"the API server did not answer {call_text}: {error_text}; trying again later")
 
 
-def readable(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Shortens an API server's message; keeps its end, where the server names the fault."""
     text = _LONG_VALUE.sub('"…"', message).strip() or "the API server gave no reason"
     return (
@@ -211,7 +218,7 @@ def readable(message: str) -> str:
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def call_of(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
+def parse_call(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
     """Parses a call from its method and path; for a create, takes the name from the body."""
     segments = path.strip("/").split("/")
     segments = segments[2:] if segments[0] == "api" else segments[3:]
@@ -227,12 +234,12 @@ def call_of(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
     return ApiCall(verb, f"{resource}/{subresource}" if subresource else resource, namespace, name, job)
 
 
-def is_there(call: ApiCall, error: ApiError) -> bool:
+def already_exists(call: ApiCall, error: ApiError) -> bool:
     """Whether a create failed because the object exists already."""
     return call.verb == "create" and error.code == 409 and error.reason == "AlreadyExists"
 
 
-def is_ordinary(call: ApiCall, error: ApiError) -> bool:
+def is_expected_error(call: ApiCall, error: ApiError) -> bool:
     """Whether an error response is part of normal operation, so that it counts as no rejection.
 
     This is so for an object that was deleted or changed by another client, and for a watch that is too old.
@@ -241,16 +248,20 @@ def is_ordinary(call: ApiCall, error: ApiError) -> bool:
         return True
     if error.code == 404:
         return bool(call.name) and call.verb != "create"
-    return error.code == 422 and call.verb == "patch" and TEST_FAILED in error.sentence
+    return error.code == 422 and call.verb == "patch" and PATCH_TEST_FAILED in error.server_message
 
 
-def cause_of(error: ApiError) -> Cause:
+def classify_error(error: ApiError) -> Cause:
     """Classifies an error response by its cause."""
-    if error.closing:
+    if error.is_namespace_deleted:
         return "closing"
     if error.code in (401, 403):
         # a used-up ResourceQuota and a missing permission both answer 403; only the message differs
-        return "quota" if "exceeded quota" in error.sentence or "failed quota" in error.sentence else "forbidden"
+        return (
+            "quota"
+            if "exceeded quota" in error.server_message or "failed quota" in error.server_message
+            else "forbidden"
+        )
     if error.code == 404:
         return "absent"
     if error.code in (400, 413, 415, 422):

@@ -34,14 +34,14 @@ _UNWRITTEN = StatusPrecondition(0, None, None)
 """The precondition for a job whose status was never written."""
 
 
-def stored_stamp(stored: Object) -> StatusPrecondition:
+def read_precondition(stored: Object) -> StatusPrecondition:
     """Reads from a stored job the values that a status write must compare."""
     status = stored.get("status") or {}
     membership = status.get("membership") or {}
     return StatusPrecondition(status.get("serial", 0), membership.get("generation"), membership.get("state"))
 
 
-def status_patch(stored: Object, body: Object, precondition: StatusPrecondition) -> list[Object]:
+def build_status_patch(stored: Object, body: Object, precondition: StatusPrecondition) -> list[Object]:
     """Builds the patch that replaces the status if the stored one still meets the precondition.
 
     Args:
@@ -93,15 +93,15 @@ def add_printer_columns(new: JobStatus, workers: Sequence[ObservedWorker], store
         "replicas": live_count,
         "readyReplicas": ready_count,
         "ready": f"{ready_count}/{desired_count}",
-        "selector": api_objects.selector(stored["metadata"]["uid"]),
+        "selector": api_objects.job_selector(stored["metadata"]["uid"]),
     }
     if new.last_complete is not None:
         is_same_checkpoint = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old
-        body["checkpointTime"] = old["checkpointTime"] if is_same_checkpoint else timestamp(now)
+        body["checkpointTime"] = old["checkpointTime"] if is_same_checkpoint else format_time(now)
     return body
 
 
-def timestamp(now: float) -> str:
+def format_time(now: float) -> str:
     """Formats a Unix time in seconds as a Kubernetes time."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -109,14 +109,14 @@ def timestamp(now: float) -> str:
 # ---- api writes ------------------------------------------------------------------------------------------------------
 
 
-async def side_by_side(*writes: Awaitable[None]) -> None:
+async def run_concurrently(*writes: Awaitable[None]) -> None:
     """Runs writes concurrently; waits for all, then raises the first error, if any."""
     for result in await asyncio.gather(*writes, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
 
 
-async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity) -> Object:
+async def create_or_find(api: Api, kind: str, body: Object, job: api_objects.JobIdentity) -> Object:
     """Creates a pod, service or secret, or returns the existing one of this job.
 
     Raises:
@@ -134,10 +134,10 @@ async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity
     path = api_objects.core_path(job.namespace, kind, name)
     existing = await api.get(path)
     labels = existing["metadata"].get("labels") or {}
-    if labels.get(api_objects.JOB_UID) != job.uid:
+    if labels.get(api_objects.JOB_UID_LABEL) != job.uid:
         if (
             kind == "services"
-            and api_objects.job_labels(job.name, labels.get(api_objects.JOB_UID, "")).items() <= labels.items()
+            and api_objects.job_labels(job.name, labels.get(api_objects.JOB_UID_LABEL, "")).items() <= labels.items()
         ):
             # a service of an earlier job of this name: the garbage collector may miss an object that was created while
             # its owner was being deleted and the API server was unavailable
@@ -149,7 +149,7 @@ async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity
     return existing
 
 
-async def try_pod(api: Api, namespace: str, body: Object) -> None:
+async def dry_run_pod(api: Api, namespace: str, body: Object) -> None:
     """Makes the API server validate a pod strictly, without creating it (server-side dry run)."""
     await api.post(api_objects.core_path(namespace, "pods"), body, {"dryRun": "All", "fieldValidation": "Strict"})
 
@@ -221,7 +221,10 @@ async def apply_pod_group(
     Raises:
         PlatformError: A group of that name does not belong to a job of that name, among other reasons.
     """
-    groups_path, group_path = pod_groups.path(gang, job.namespace), pod_groups.path(gang, job.namespace, job.name)
+    groups_path, group_path = (
+        pod_groups.pod_group_path(gang, job.namespace),
+        pod_groups.pod_group_path(gang, job.namespace, job.name),
+    )
     if stored is None:
         try:
             return await api.post(groups_path, body)
@@ -229,8 +232,8 @@ async def apply_pod_group(
             if error.code != 409:
                 raise
         stored = await api.get(group_path)
-    if api_objects.is_of(stored, job):
-        return await api.patch(group_path, pod_groups.pod_group_patch(stored, body))
+    if api_objects.is_controlled_by(stored, job):
+        return await api.patch(group_path, pod_groups.build_pod_group_patch(stored, body))
     owner = api_objects.controller_of(stored)
     if owner is None or owner[0] != job.name:
         raise PlatformError(
@@ -242,10 +245,10 @@ async def apply_pod_group(
     return await api.post(groups_path, body)
 
 
-async def remove_group(api: Api, gang: Gang, uid: str, job: api_objects.JobIdentity) -> None:
+async def delete_pod_group(api: Api, gang: Gang, uid: str, job: api_objects.JobIdentity) -> None:
     """Deletes the pod group with this UID."""
     try:
-        await api.delete(pod_groups.path(gang, job.namespace, job.name), _delete_options(uid))
+        await api.delete(pod_groups.pod_group_path(gang, job.namespace, job.name), _delete_options(uid))
     except ApiError as error:
         if error.code not in (404, 409):
             raise
@@ -255,12 +258,12 @@ def _delete_options(uid: str) -> Object:
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
-async def record(api: Api, job: api_objects.JobIdentity, event: Event, epoch: int, now: float) -> None:
+async def record_job_event(api: Api, job: api_objects.JobIdentity, event: Event, generation: int, now: float) -> None:
     """Creates one core/v1 Event about a job.
 
     Its name is a digest of its content, so an event that is recorded twice in one generation exists once.
     """
-    identity = "\0".join((job.uid, str(epoch), event.reason, event.message))
+    identity = "\0".join((job.uid, str(generation), event.reason, event.message))
     involved = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -271,7 +274,7 @@ async def record(api: Api, job: api_objects.JobIdentity, event: Event, epoch: in
     await _post_event(api, involved, api_objects.job_labels(job.name, job.uid), identity, event, now)
 
 
-async def record_of_pod(api: Api, namespace: str, pod: str, event: Event, now: float) -> None:
+async def record_pod_event(api: Api, namespace: str, pod: str, event: Event, now: float) -> None:
     """Creates one Event about the operator's own pod; an event that is recorded twice exists once."""
     involved = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod}
     await _post_event(api, involved, {}, f"{event.reason}\0{event.message}", event, now)
@@ -281,7 +284,7 @@ async def _post_event(
     api: Api, involved_object: Object, labels: Mapping[str, str], identity: str, event: Event, now: float
 ) -> None:
     name = f"{involved_object['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    namespace, time_text = involved_object["namespace"], timestamp(now)
+    namespace, time_text = involved_object["namespace"], format_time(now)
     body = {
         "apiVersion": "v1",
         "kind": "Event",

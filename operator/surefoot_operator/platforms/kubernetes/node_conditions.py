@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.api.status import moment_seconds
-from surefoot_operator.platforms.kubernetes.api_writes import timestamp
+from surefoot_operator.api.status import parse_rfc3339
+from surefoot_operator.platforms.kubernetes.api_writes import format_time
 
 Object = dict[str, Any]
 
-CONDITION = "SurefootUnhealthy"
+CONDITION_TYPE = "SurefootUnhealthy"
 """Type of the node condition."""
-MARK = f"{GROUP}/unhealthy"
+UNHEALTHY_KEY = f"{GROUP}/unhealthy"
 """Key of the annotation, and of the optional taint, by which repair tools find unhealthy nodes."""
 
-MAX_SHARE = 0.1
+MAX_MARKED_RATIO = 0.1
 """Part of the cluster's nodes that may be marked at once, at least one node: wrong reports must not empty a cluster."""
 
 
@@ -38,7 +38,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWrites:
+class NodePatches:
     """Strategic merge patches for a node."""
 
     status: Object | None = None
@@ -47,7 +47,7 @@ class NodeWrites:
     """Patch of the taints; None: nothing to write."""
 
 
-def reports_by_node(
+def collect_reports(
     jobs: Iterable[Object], nodes: Mapping[str, Object], now: float
 ) -> tuple[dict[str, NodeReport], list[str]]:
     """Collects the jobs' reports of unhealthy nodes.
@@ -65,7 +65,7 @@ def reports_by_node(
     for job in jobs:
         metadata = job["metadata"]
         for entry in (job.get("status") or {}).get("unhealthyNodes") or ():
-            name, until_seconds = entry.get("name"), moment_seconds(entry.get("untilTime")) or 0.0
+            name, until_seconds = entry.get("name"), parse_rfc3339(entry.get("untilTime")) or 0.0
             if (
                 name not in nodes
                 or until_seconds <= now
@@ -76,12 +76,12 @@ def reports_by_node(
             reason = reason if reason.isalnum() else "UnhealthyNode"
             message = f"{text or reason}; found by an agent of job {metadata['namespace']}/{metadata['name']}"
             reports[name] = NodeReport(reason, message, until_seconds)
-    max_nodes = max(1, int(MAX_SHARE * len(nodes)))
+    max_nodes = max(1, int(MAX_MARKED_RATIO * len(nodes)))
     names = sorted(reports, key=lambda name: (not _is_marked(nodes[name]), name))
     return {name: reports[name] for name in names[:max_nodes]}, names[max_nodes:]
 
 
-def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now: float) -> NodeWrites:
+def build_node_patches(node: Object, report: NodeReport | None, taint_effect: str, now: float) -> NodePatches:
     """Compares a node with its report and builds the patches that mark or unmark it.
 
     Args:
@@ -95,7 +95,7 @@ def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now:
     old_values = (old_condition.get("status"), old_condition.get("reason"), old_condition.get("message", ""))
     status: Object | None = None
     if (report is not None or old_condition) and old_values != new_values:
-        time_text = timestamp(now)
+        time_text = format_time(now)
         transition_time = (
             time_text
             if old_condition.get("status") != new_values[0]
@@ -103,14 +103,14 @@ def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now:
         )
         new_fields = dict(zip(("status", "reason", "message"), new_values, strict=True))
         condition = {
-            "type": CONDITION,
+            "type": CONDITION_TYPE,
             **new_fields,
             "lastHeartbeatTime": time_text,
             "lastTransitionTime": transition_time,
         }
         annotation = f"{report.reason}: {report.message}" if report is not None else None
-        status = {"metadata": {"annotations": {MARK: annotation}}, "status": {"conditions": [condition]}}
-    return NodeWrites(status, _build_taint_patch(node, report, taint_effect) if taint_effect else None)
+        status = {"metadata": {"annotations": {UNHEALTHY_KEY: annotation}}, "status": {"conditions": [condition]}}
+    return NodePatches(status, _build_taint_patch(node, report, taint_effect) if taint_effect else None)
 
 
 def _build_taint_patch(node: Object, report: NodeReport | None, effect: str) -> Object | None:
@@ -120,9 +120,9 @@ def _build_taint_patch(node: Object, report: NodeReport | None, effect: str) -> 
     undo changes by others.
     """
     taints = node["spec"].get("taints") or []
-    others = [taint for taint in taints if taint["key"] != MARK]
-    if report is not None and effect not in [taint["effect"] for taint in taints if taint["key"] == MARK]:
-        others.append({"key": MARK, "value": report.reason, "effect": effect})
+    others = [taint for taint in taints if taint["key"] != UNHEALTHY_KEY]
+    if report is not None and effect not in [taint["effect"] for taint in taints if taint["key"] == UNHEALTHY_KEY]:
+        others.append({"key": UNHEALTHY_KEY, "value": report.reason, "effect": effect})
     elif report is not None or len(others) == len(taints):
         return None
     return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, "spec": {"taints": others}}
@@ -130,7 +130,7 @@ def _build_taint_patch(node: Object, report: NodeReport | None, effect: str) -> 
 
 def _find_condition(node: Object) -> Object:
     conditions: list[Object] = node.get("status", {}).get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == CONDITION), {})
+    return next((condition for condition in conditions if condition["type"] == CONDITION_TYPE), {})
 
 
 def _is_marked(node: Object) -> bool:

@@ -19,15 +19,15 @@ from surefoot_operator import metrics
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job, with_metadata
 from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
-from surefoot_operator.api.status import JobStatus, stamp
+from surefoot_operator.api.status import JobStatus, precondition_of
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import (
     InvariantViolation,
     JobRejected,
     PlatformError,
+    ReadForbidden,
     SpecError,
     StatusConflict,
-    ViewRefused,
 )
 from surefoot_operator.job_snapshot import ObservedPodGroups, ObservedPurge, ObservedWorker
 from surefoot_operator.memory.connection_pool import MemoryTierCredentials
@@ -35,12 +35,12 @@ from surefoot_operator.platforms.interface import PlatformSnapshot, WorkerEnviro
 from surefoot_operator.platforms.kubernetes import api_objects, api_writes, pod_groups, pods
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
-from surefoot_operator.platforms.kubernetes.pods import purge_pod
+from surefoot_operator.platforms.kubernetes.pods import build_purge_pod
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, DerivedCache, Listener
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 
 log = logging.getLogger(__name__)
 
@@ -64,19 +64,19 @@ class SharedObjects:
         self._logged_failures: set[tuple[str, str]] = set()
         """(kind, name) of the objects whose rejection was logged already."""
 
-    def knows(self, bodies: Collection[dict[str, Any]]) -> bool:
+    def has_created(self, bodies: Collection[dict[str, Any]]) -> bool:
         """Whether this leader has created or found all of these objects."""
         return all(_kind_and_name(body) in self._confirmed_seconds for body in bodies)
 
-    async def make(self, bodies: Collection[dict[str, Any]]) -> None:
+    async def create_missing(self, bodies: Collection[dict[str, Any]]) -> None:
         """Creates concurrently those of the objects that this leader has not created or found yet.
 
         Raises:
             PlatformError: An object could not be created, or its name belongs to another owner.
         """
-        await api_writes.side_by_side(*map(self._create_unless_confirmed, bodies))
+        await api_writes.run_concurrently(*map(self._create_unless_confirmed, bodies))
 
-    async def repair(self, bodies: Collection[dict[str, Any]], asked_seconds: float) -> None:
+    async def recreate_deleted(self, bodies: Collection[dict[str, Any]], asked_seconds: float) -> None:
         """Creates the objects again in case they were deleted; counts a failure and logs it once.
 
         Called although this leader has created them, because any client may delete them.
@@ -86,7 +86,7 @@ class SharedObjects:
             asked_seconds: Monotonic time; an object that was created or found by a later request is not requested
                 again, so one request serves all workers that wait for it.
         """
-        await api_writes.side_by_side(*(self._repair_one(body, asked_seconds) for body in bodies))
+        await api_writes.run_concurrently(*(self._repair_one(body, asked_seconds) for body in bodies))
 
     async def _repair_one(self, body: dict[str, Any], asked_seconds: float) -> None:
         kind, name = key = _kind_and_name(body)
@@ -110,7 +110,7 @@ class SharedObjects:
 
     async def _create_or_find(self, body: dict[str, Any]) -> None:
         start_seconds = time.monotonic()
-        await api_writes.create(self._api, _PATHS[body["kind"]], body, self._job)
+        await api_writes.create_or_find(self._api, _PATHS[body["kind"]], body, self._job)
         self._confirmed_seconds[_kind_and_name(body)] = start_seconds
 
 
@@ -141,7 +141,7 @@ class TemplateDryRun:
         self._invalid_template: tuple[int, ApiError] | None = None
         """(metadata.generation, error) of the last template that is invalid."""
 
-    async def give(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
+    async def validate_template(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
         """Validates a pod of a template, unless that was done before. Must not be called concurrently.
 
         Args:
@@ -157,16 +157,16 @@ class TemplateDryRun:
         if self._valid_generation == generation:
             return
         try:
-            await api_writes.try_pod(self._api, namespace, pod)
+            await api_writes.dry_run_pod(self._api, namespace, pod)
         except ApiUnreachable:
             return  # the pod is created anyway: a webhook that hangs only in dry runs must not block the job
         except ApiError as error:
-            if error.permanent and _DRY_RUN_UNSUPPORTED not in str(error):
+            if error.is_permanent and _DRY_RUN_UNSUPPORTED not in str(error):
                 self._invalid_template = generation, error
                 raise
-            if not error.permanent and error.code not in _VALID_POD_CODES:
+            if not error.is_permanent and error.code not in _VALID_POD_CODES:
                 return  # the server has a problem of its own, which proves nothing about the pod
-            if error.permanent:
+            if error.is_permanent:
                 log.warning(
                     "creating pods in namespace %s without validation, because a webhook does not support dry run: %s",
                     namespace,
@@ -229,9 +229,9 @@ class KubernetesPlatform:
             "podgroups": self._on_change,
         }
         for kind, listener in self._listeners.items():
-            cache.listen(kind, listener, self._listener_key(kind))
+            cache.add_listener(kind, listener, self._listener_key(kind))
 
-    def readable(self) -> TrainingJob | None:
+    def last_valid_job(self) -> TrainingJob | None:
         """Returns the job with its newest valid spec; None: there is none, or the job was deleted."""
         try:
             return self._parse_job(self._read_stored_job())[0]
@@ -251,16 +251,16 @@ class KubernetesPlatform:
             workers=self._observe_workers(job_pods),
             purges=_observe_purges(job_pods),
             nodes=nodes,
-            refused_calls=self.refused_calls(),
+            rejected_calls=self.rejected_calls(),
             servers=servers,
-            rejection=rejection,
+            spec_rejection=rejection,
             free_nodes=None,
             pod_groups=self._observe_pod_groups(),
         )
 
-    def refused_calls(self) -> tuple[RefusedCall, ...]:
+    def rejected_calls(self) -> tuple[RejectedCall, ...]:
         """Returns the calls that were rejected in the last minutes; makes no call, so it works during an outage."""
-        return self._api.rejected_calls.of_job(self._job_identity.uid, time.monotonic())
+        return self._api.rejected_calls.rejected_for_job(self._job_identity.uid, time.monotonic())
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         stored = self._read_stored_job()
@@ -268,14 +268,14 @@ class KubernetesPlatform:
         pod = pods.build_pod(job, worker, environment, self._settings)
         shared = (pods.build_secret(job, environment), pods.build_service(job))
         generation = None if self._parse_status(stored).lineage else job.metadata_generation
-        if self._shared_objects.knows(shared) or self._is_secret_in_use(pod):
+        if self._shared_objects.has_created(shared) or self._is_secret_in_use(pod):
             # the shared objects exist: a lost worker's replacement must not wait for a check of them
             prepared = self._prepare_creation(
-                pod, generation, partial(self._shared_objects.repair, shared, time.monotonic())
+                pod, generation, partial(self._shared_objects.recreate_deleted, shared, time.monotonic())
             )
-            await api_writes.side_by_side(self._create_pod(pod), prepared)
+            await api_writes.run_concurrently(self._create_pod(pod), prepared)
         else:
-            await self._prepare_creation(pod, generation, partial(self._shared_objects.make, shared))
+            await self._prepare_creation(pod, generation, partial(self._shared_objects.create_missing, shared))
             await self._create_pod(pod)
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
@@ -283,7 +283,7 @@ class KubernetesPlatform:
         if terminating_pod is not None:
             self._cache.workers.apply_write_result(terminating_pod)
         else:
-            self._cache.workers.remove(self._job_identity.namespace, worker.name, worker.uid)
+            self._cache.workers.remove_deleted(self._job_identity.namespace, worker.name, worker.uid)
 
     async def apply_pod_group(self, action: ApplyPodGroup) -> None:
         group, watched = action.group, self._watched_groups(action.group.gang)
@@ -293,19 +293,19 @@ class KubernetesPlatform:
             await api_writes.apply_pod_group(self._api, group.gang, body, stored, self._job_identity)
         )
 
-    async def remove_group(self, action: DeletePodGroup) -> None:
+    async def delete_pod_group(self, action: DeletePodGroup) -> None:
         watched = self._watched_groups(action.gang)
-        await api_writes.remove_group(self._api, action.gang, action.uid, self._job_identity)
-        watched.remove(self._job_identity.namespace, self._job_identity.name, action.uid)
+        await api_writes.delete_pod_group(self._api, action.gang, action.uid, self._job_identity)
+        watched.remove_deleted(self._job_identity.namespace, self._job_identity.name, action.uid)
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
-        stored, precondition = self._read_stored_job(), stamp(old)
+        stored, precondition = self._read_stored_job(), precondition_of(old)
         written = replace(new, serial=old.serial + 1)
         last_error: PlatformError | None = None
         for _ in range(_MAX_PATCH_ATTEMPTS):
             body = api_writes.add_printer_columns(written, self._observe_workers(self._own_pods()), stored, time.time())
             try:
-                operations = api_writes.status_patch(stored, body, precondition)
+                operations = api_writes.build_status_patch(stored, body, precondition)
                 self._cache.jobs.apply_write_result(await self._api.patch(f"{self._path}/status", operations))
                 return written
             except ApiError as error:
@@ -318,10 +318,10 @@ class KubernetesPlatform:
             self._cache.jobs.apply_write_result(stored)
             if stored["metadata"]["uid"] != self._job_identity.uid:
                 raise PlatformError(f"job {self._job_identity} was deleted and created again under its name")
-            if api_writes.stored_stamp(stored) != precondition:
+            if api_writes.read_precondition(stored) != precondition:
                 raise StatusConflict(
                     f"the status of job {self._job_identity} was changed by another writer: it is"
-                    f" {api_writes.stored_stamp(stored)}, this write expects {precondition};"
+                    f" {api_writes.read_precondition(stored)}, this write expects {precondition};"
                     " nothing was written, observe again"
                 ) from last_error
         assert last_error is not None
@@ -341,22 +341,22 @@ class KubernetesPlatform:
 
     async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
         job, _ = self._parse_job(self._read_stored_job())
-        pod = await api_writes.create(
-            self._api, "pods", purge_pod(job, attempt, environment, self._settings), self._job_identity
+        pod = await api_writes.create_or_find(
+            self._api, "pods", build_purge_pod(job, attempt, environment, self._settings), self._job_identity
         )
         self._cache.workers.apply_write_result(pod)
 
     async def delete_job(self) -> None:
         await api_writes.delete_job(self._api, self._job_identity)
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record_events(self, events: Sequence[Event]) -> None:
         if not events:
             return
         # the last events of a job may be recorded after it was deleted, so it may be missing here
         stored = self._cache.jobs.items.get((self._job_identity.namespace, self._job_identity.name), {})
-        generation = api_writes.stored_stamp(stored).generation or 0
+        generation = api_writes.read_precondition(stored).generation or 0
         for event in events:
-            await api_writes.record(self._api, self._job_identity, event, generation, time.time())
+            await api_writes.record_job_event(self._api, self._job_identity, event, generation, time.time())
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yields when something that a plan reads has changed, until `close`."""
@@ -378,10 +378,10 @@ class KubernetesPlatform:
 
     def _is_secret_in_use(self, pod: Object) -> bool:
         """Whether another pod of this job refers to this pod's Secret, which then was created before that pod."""
-        secret = pod["metadata"]["labels"][api_objects.SECRET]
+        secret = pod["metadata"]["labels"][api_objects.SECRET_LABEL]
         return any(
-            other["metadata"]["labels"].get(api_objects.SECRET) == secret
-            and api_objects.is_of(other, self._job_identity)
+            other["metadata"]["labels"].get(api_objects.SECRET_LABEL) == secret
+            and api_objects.is_controlled_by(other, self._job_identity)
             for other in self._cache.pods_of(self._job_identity.uid)
         )
 
@@ -397,11 +397,13 @@ class KubernetesPlatform:
         """
         async with self._prepare_lock:  # workers that are created concurrently share these objects
             if generation is not None:
-                await self._template_dry_run.give(self._job_identity.namespace, pod, generation)
+                await self._template_dry_run.validate_template(self._job_identity.namespace, pod, generation)
             await share_objects()
 
     async def _create_pod(self, pod: Object) -> None:
-        self._cache.workers.apply_write_result(await api_writes.create(self._api, "pods", pod, self._job_identity))
+        self._cache.workers.apply_write_result(
+            await api_writes.create_or_find(self._api, "pods", pod, self._job_identity)
+        )
 
     # ---- reading the cache ------------------------------------------------------------------------------------------
 
@@ -409,7 +411,7 @@ class KubernetesPlatform:
         """Returns the stored job; raises PlatformError if the cache is out of date."""
         try:
             self._cache.check_fresh()
-        except ViewRefused as view_error:
+        except ReadForbidden as view_error:
             view_error.status = self._parse_status(self._read_stored_job())
             raise
         return self._read_stored_job()
@@ -458,8 +460,8 @@ class KubernetesPlatform:
             raise JobRejected(rejection, metadata.get("generation", 1), None, _is_being_deleted(metadata)) from error
 
     def _observe_workers(self, pods: Sequence[Object]) -> tuple[ObservedWorker, ...]:
-        workers = [pod for pod in pods if api_objects.part_of(pod) != api_objects.PURGE]
-        return tuple(self._last_workers.all(workers, observations.observe_worker, lambda pod: None))
+        workers = [pod for pod in pods if api_objects.role_of(pod) != api_objects.PURGE]
+        return tuple(self._last_workers.derive_all(workers, observations.observe_worker, lambda pod: None))
 
     def _observe_pod_groups(self) -> ObservedPodGroups:
         key = (self._job_identity.namespace, self._job_identity.name)
@@ -467,21 +469,23 @@ class KubernetesPlatform:
         observed = (
             pod_groups.observe_pod_group(gang, group)
             for gang, group in stored
-            if group is not None and api_objects.is_of(group, self._job_identity)
+            if group is not None and api_objects.is_controlled_by(group, self._job_identity)
         )
-        return ObservedPodGroups(tuple(observed), self._cache.unavailable_groups())
+        return ObservedPodGroups(tuple(observed), self._cache.unavailable_schedulers())
 
     def _watched_groups(self, gang: Gang) -> WatchedObjects:
         watched = self._cache.groups.get(gang)
         if watched is None:
-            raise PlatformError(self._cache.unavailable_groups()[gang])
+            raise PlatformError(self._cache.unavailable_schedulers()[gang])
         return watched
 
     def _own_pods(self) -> list[Object]:
         """Returns this job's pods; logs once each pod that has its labels but another controller, and ignores it."""
         labelled_pods = self._cache.pods_of(self._job_identity.uid)
         strangers = {
-            pod["metadata"]["uid"]: pod for pod in labelled_pods if not api_objects.is_of(pod, self._job_identity)
+            pod["metadata"]["uid"]: pod
+            for pod in labelled_pods
+            if not api_objects.is_controlled_by(pod, self._job_identity)
         }
         for uid in strangers.keys() - self._foreign_pods:
             metadata = strangers[uid]["metadata"]
@@ -508,7 +512,7 @@ class KubernetesPlatform:
 
 
 def _observe_purges(pods: Sequence[Object]) -> tuple[ObservedPurge, ...]:
-    purges = (observations.observe_purge(pod) for pod in pods if api_objects.part_of(pod) == api_objects.PURGE)
+    purges = (observations.observe_purge(pod) for pod in pods if api_objects.role_of(pod) == api_objects.PURGE)
     return tuple(purge for purge in purges if purge is not None)
 
 

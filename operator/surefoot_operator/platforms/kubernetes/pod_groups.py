@@ -14,7 +14,7 @@ from surefoot_operator.platforms.kubernetes import api_objects
 Object = dict[str, Any]
 
 
-def path(gang: Gang, namespace: str = "", name: str = "") -> str:
+def pod_group_path(gang: Gang, namespace: str = "", name: str = "") -> str:
     """Returns the API path of all pod groups, of those in a namespace, or of one."""
     namespace_path = f"/namespaces/{namespace}" if namespace else ""
     return f"/apis/{GANG_SCHEDULERS[gang].api_version}{namespace_path}/podgroups" + (f"/{name}" if name else "")
@@ -30,7 +30,7 @@ def build_pod_group(job: api_objects.JobIdentity, group: PodGroup) -> Object:
             "name": job.name,
             "namespace": job.namespace,
             "labels": api_objects.job_labels(job.name, job.uid),
-            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+            "ownerReferences": [api_objects.owner_reference(job.name, job.uid)],
         },
         "spec": {
             "minMember": group.min_members,
@@ -39,7 +39,7 @@ def build_pod_group(job: api_objects.JobIdentity, group: PodGroup) -> Object:
     }
 
 
-def pod_group_patch(stored: Object, desired: Object) -> list[Object]:
+def build_pod_group_patch(stored: Object, desired: Object) -> list[Object]:
     """Builds the JSON Patch that changes a stored PodGroup to the desired one.
 
     It tests the resourceVersion that was read, so that a delayed call does not undo a newer one.
@@ -77,7 +77,7 @@ def plan_fields(stored: Object) -> tuple[Any, ...]:
     return (*identity, metadata.get("ownerReferences"), stored.get("spec"))
 
 
-def join_pod_group(pod: Object, job: TrainingJob) -> None:
+def add_pod_to_group(pod: Object, job: TrainingJob) -> None:
     """Adds a worker's pod to its job's group, and selects the gang scheduler unless the template names a scheduler."""
     policy = job.spec.scheduling_policy
     if policy is None:

@@ -64,17 +64,17 @@ def build_secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": f"{job.name}-worker-{secret_digest(job, environment)}",
+            "name": f"{job.name}-worker-{digest_secrets(job, environment)}",
             "namespace": job.namespace,
             "labels": api_objects.job_labels(job.name, job.uid),
-            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+            "ownerReferences": [api_objects.owner_reference(job.name, job.uid)],
         },
         "immutable": True,
         "stringData": dict(environment.secret),
     }
 
 
-def secret_digest(job: TrainingJob, environment: WorkerEnvironment) -> str:
+def digest_secrets(job: TrainingJob, environment: WorkerEnvironment) -> str:
     """Returns the digest of the job's UID and an environment's secret variables."""
     content = json.dumps([job.uid, dict(environment.secret)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -92,11 +92,11 @@ def build_service(job: TrainingJob) -> Object:
             "name": api_objects.service_name(job.name),
             "namespace": job.namespace,
             "labels": api_objects.job_labels(job.name, job.uid),
-            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+            "ownerReferences": [api_objects.owner_reference(job.name, job.uid)],
         },
         "spec": {
             "clusterIP": "None",
-            "selector": {api_objects.JOB_UID: job.uid, api_objects.PART: api_objects.WORKER},
+            "selector": {api_objects.JOB_UID_LABEL: job.uid, api_objects.PART_LABEL: api_objects.WORKER},
             # workers resolve each other's names before any of them is ready
             "publishNotReadyAddresses": True,
         },
@@ -108,13 +108,13 @@ def build_pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnviron
     template = copy.deepcopy(job.spec.template.raw)
     metadata, spec = template.get("metadata") or {}, template["spec"]
     worker_labels = {
-        api_objects.PART: api_objects.WORKER,
-        api_objects.WORKER_INDEX: str(worker.index),
-        api_objects.ATTEMPT: str(worker.attempt),
-        api_objects.SECRET: secret_digest(job, environment),
+        api_objects.PART_LABEL: api_objects.WORKER,
+        api_objects.WORKER_INDEX_LABEL: str(worker.index),
+        api_objects.ATTEMPT_LABEL: str(worker.attempt),
+        api_objects.SECRET_LABEL: digest_secrets(job, environment),
     }
     spec["restartPolicy"] = "Never"
-    trainer = next(c for c in spec["containers"] if c["name"] == api_objects.TRAINER)
+    trainer = next(c for c in spec["containers"] if c["name"] == api_objects.TRAINER_CONTAINER)
     trainer["command"] = [*settings.agent, *trainer["command"]]
     for container in (*(spec.get("initContainers") or []), trainer):
         # puts the end of the log into the pod's status, for programs that fail before the agent can report why
@@ -143,11 +143,11 @@ def build_pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnviron
             "namespace": job.namespace,
             "labels": {**(metadata.get("labels") or {}), **api_objects.job_labels(job.name, job.uid), **worker_labels},
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+            "ownerReferences": [api_objects.owner_reference(job.name, job.uid)],
         },
         "spec": spec,
     }
-    pod_groups.join_pod_group(pod, job)
+    pod_groups.add_pod_to_group(pod, job)
     return pod
 
 
@@ -215,9 +215,9 @@ def _build_worker_env(
         added["SUREFOOT_MEMORY_SOCKET"] = {"value": SERVER_SOCKET}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
-        added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
+        added |= {name: secret_key_source(persistent.secret_ref, name) for name in CREDENTIALS}
     added |= {name: {"value": value} for name, value in environment.plain.items()}
-    added |= {name: from_secret(secret_name, name) for name in environment.secret}
+    added |= {name: secret_key_source(secret_name, name) for name in environment.secret}
     template_names = {entry["name"] for entry in template_env}
     return [*template_env, *({"name": name, **value} for name, value in added.items() if name not in template_names)]
 
@@ -226,7 +226,7 @@ def _from_field(path: str) -> Object:
     return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def from_secret(name: str, key: str) -> Object:
+def secret_key_source(name: str, key: str) -> Object:
     """Builds the source of a variable whose value is a key of a Secret."""
     return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
@@ -239,8 +239,8 @@ def _spread_over_nodes(spec: Object, job: TrainingJob) -> None:
     if spec.get("topologySpreadConstraints") or (spec.get("affinity") or {}).get("podAntiAffinity"):
         return
     term = {
-        "labelSelector": {"matchLabels": {api_objects.JOB_UID: job.uid}},
-        "topologyKey": api_objects.HOSTNAME,
+        "labelSelector": {"matchLabels": {api_objects.JOB_UID_LABEL: job.uid}},
+        "topologyKey": api_objects.HOSTNAME_LABEL,
     }
     spec["affinity"] = {
         **(spec.get("affinity") or {}),
@@ -252,7 +252,7 @@ def _prefer_other_nodes(spec: Object, nodes: tuple[str, ...]) -> None:
     """Prefers other nodes than these; no requirement, because a worker on an avoided node is better than none."""
     if not nodes:
         return
-    expression = {"key": api_objects.HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    expression = {"key": api_objects.HOSTNAME_LABEL, "operator": "NotIn", "values": list(nodes)}
     preference = {"weight": 100, "preference": {"matchExpressions": [expression]}}
     affinity = dict(spec.get("affinity") or {})
     node_affinity = dict(affinity.get("nodeAffinity") or {})
@@ -265,8 +265,8 @@ def _prefer_other_nodes(spec: Object, nodes: tuple[str, ...]) -> None:
 # Builds the pod that deletes a job's persistent data. Each attempt has its own pod, which never restarts and is deleted
 # together with the job.
 
-COMMAND = ("python", "-m", "surefoot.tools.delete")
-ACTIVE_SECONDS = 590
+PURGE_COMMAND = ("python", "-m", "surefoot.tools.delete")
+PURGE_TIMEOUT_SECONDS = 590
 """Time after which the kubelet ends the pod; the attempt has then failed."""
 _COPIED_POD_FIELDS = (
     "serviceAccountName",
@@ -291,15 +291,15 @@ _PASSED_VARIABLES = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
 """Prefixes of the agent's variables that this pod gets too."""
 
 
-def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
+def build_purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
     """Builds the pod of one attempt to delete the job's persistent data."""
     template = copy.deepcopy(job.spec.template.raw)
     template_spec = template["spec"]
-    trainer = next(c for c in template_spec["containers"] if c["name"] == api_objects.TRAINER)
+    trainer = next(c for c in template_spec["containers"] if c["name"] == api_objects.TRAINER_CONTAINER)
     container = {name: trainer[name] for name in _COPIED_TRAINER_FIELDS if trainer.get(name) is not None}
     container |= {
         "name": "delete",
-        "command": list(COMMAND),
+        "command": list(PURGE_COMMAND),
         "resources": _choose_resources(trainer),
         "env": _build_purge_env(container.get("env") or [], job, environment),
         # puts the end of its output, with the reason of a failure, into the pod's status
@@ -309,7 +309,7 @@ def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, se
     if image:
         container["image"] = image
     spec = {name: template_spec[name] for name in _COPIED_POD_FIELDS if template_spec.get(name) is not None}
-    spec |= {"restartPolicy": "Never", "activeDeadlineSeconds": ACTIVE_SECONDS, "containers": [container]}
+    spec |= {"restartPolicy": "Never", "activeDeadlineSeconds": PURGE_TIMEOUT_SECONDS, "containers": [container]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -318,10 +318,10 @@ def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, se
             "namespace": job.namespace,
             "labels": {
                 **api_objects.job_labels(job.name, job.uid),
-                api_objects.PART: api_objects.PURGE,
-                api_objects.ATTEMPT: str(attempt),
+                api_objects.PART_LABEL: api_objects.PURGE,
+                api_objects.ATTEMPT_LABEL: str(attempt),
             },
-            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+            "ownerReferences": [api_objects.owner_reference(job.name, job.uid)],
         },
         "spec": spec,
     }
@@ -339,6 +339,6 @@ def _build_purge_env(template_env: list[Object], job: TrainingJob, environment: 
     added = {n: {"value": v} for n, v in environment.plain.items() if n.startswith(_PASSED_VARIABLES)}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
-        added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
+        added |= {name: secret_key_source(persistent.secret_ref, name) for name in CREDENTIALS}
     template_names = {entry["name"] for entry in template_env}
     return [*template_env, *({"name": name, **value} for name, value in added.items() if name not in template_names)]

@@ -22,23 +22,23 @@ from pathlib import Path
 from surefoot.linux_process import (
     ProcessIdentity,
     become_subreaper,
+    find_by_environment,
     identity_of,
     is_alive,
-    members,
+    list_group_members,
     reap_orphans,
-    send,
-    send_group,
-    with_environment,
+    send_signal,
+    signal_group,
 )
 from surefoot_operator.errors import PlatformError
-from surefoot_operator.platforms.local.node_process import free_port
+from surefoot_operator.platforms.local.node_process import find_free_port
 from surefoot_operator.platforms.local.run_folder import (
     DeletionRequest,
     NodeRecord,
     RunFolder,
-    from_json,
+    parse_record,
     read_json,
-    to_json,
+    record_to_json,
     write_json,
 )
 
@@ -60,13 +60,13 @@ class _MemoryCgroup:
     """A process that was moved into its own memory cgroup."""
 
     process: ProcessIdentity
-    group: Path
+    cgroup_folder: Path
     """Folder of the cgroup."""
     fault_file: Path
     """File that the agent reads to report how the process ended, and then removes."""
-    until: float
+    deadline_seconds: float
     """Monotonic time limit: for the process' end, then for the agent's report."""
-    ended: bool = False
+    has_ended: bool = False
     """Whether the process has ended."""
 
 
@@ -106,22 +106,22 @@ class OomInjector:
         now = time.monotonic()
         for confined in tuple(self._confined_processes):
             if is_alive(confined.process):
-                if now > confined.until:
+                if now > confined.deadline_seconds:
                     _kill_instead(confined.process, confined.fault_file, "it allocated no memory in its cgroup")
                 continue
-            if not confined.ended:
-                confined.ended, confined.until = True, now + _MAX_REPORT_SECONDS
-            if not confined.fault_file.exists() or now > confined.until:
+            if not confined.has_ended:
+                confined.has_ended, confined.deadline_seconds = True, now + _MAX_REPORT_SECONDS
+            if not confined.fault_file.exists() or now > confined.deadline_seconds:
                 confined.fault_file.unlink(missing_ok=True)  # otherwise the next end on this node would be taken for it
                 with contextlib.suppress(OSError):  # its last thread has not ended yet: the next poll tries again
-                    confined.group.rmdir()
+                    confined.cgroup_folder.rmdir()
                     self._confined_processes.remove(confined)
 
     def close(self) -> None:
         """Removes the cgroups, whose processes have ended by now."""
         for confined in self._confined_processes:
             with contextlib.suppress(OSError):
-                confined.group.rmdir()
+                confined.cgroup_folder.rmdir()
         self._confined_processes.clear()
 
 
@@ -164,7 +164,7 @@ def _cgroup_candidates(cgroup_root: Path, own_cgroups_file: Path) -> Iterator[tu
 
 def _kill_instead(process: ProcessIdentity, fault_file: Path, reason: str) -> None:
     write_json(fault_file, {"group": "", "stands_in": reason}, durable=False)
-    send(process, signal.SIGKILL)
+    send_signal(process, signal.SIGKILL)
 
 
 # ---- local nodes -----------------------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ class LocalNodes:
         self.folder = folder
         self._servers = servers
         self._with_metrics = with_metrics
-        self.frozen: set[str] = set()
+        self.frozen_nodes: set[str] = set()
         """Nodes whose processes are stopped by SIGSTOP."""
-        self.cordoned: set[str] = set()
+        self.cordoned_nodes: set[str] = set()
         """Nodes that take no further workers."""
-        self.drained: set[str] = set()
+        self.drained_nodes: set[str] = set()
         """Cordoned nodes whose workers were deleted as well."""
         self._oom_injector = OomInjector()
         self._memory_bytes = memory_bytes
@@ -210,7 +210,7 @@ class LocalNodes:
         self._lock_descriptor: int | None = None
         """Descriptor of the lock on the run folder; None: it is not locked."""
 
-    def open(self) -> None:
+    def lock_run_folder(self) -> None:
         """Locks the run folder, ends the processes of a former run in it, and removes its files.
 
         Raises:
@@ -232,9 +232,9 @@ class LocalNodes:
                 f"another run uses {folder.root}: wait for its end, or choose another folder with --run-folder"
             ) from None
         _end_former_run(folder)
-        for path in folder.own_entries():
+        for path in folder.list_own_entries():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        folder.make()
+        folder.create_folders()
         become_subreaper()
 
     def close(self) -> None:
@@ -243,8 +243,8 @@ class LocalNodes:
             self._operator.kill()
             self._operator.wait()
         for name, process in self._nodes.items():
-            if name in self.frozen:
-                send_group(process.pid, signal.SIGKILL)
+            if name in self.frozen_nodes:
+                signal_group(process.pid, signal.SIGKILL)
             elif process.poll() is None:
                 process.terminate()
         deadline = time.monotonic() + _MAX_END_SECONDS
@@ -256,7 +256,7 @@ class LocalNodes:
             self._end_group(process)
         self.poll()
         self._oom_injector.close()
-        for path in self.folder.sockets():
+        for path in self.folder.list_sockets():
             path.unlink()
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
@@ -265,7 +265,7 @@ class LocalNodes:
     def poll(self) -> None:
         """Reaps ended processes; kills the other processes of a node whose leading process has ended."""
         for name, process in self._nodes.items():
-            if process.poll() is not None and name not in self.frozen and members(process.pid):
+            if process.poll() is not None and name not in self.frozen_nodes and list_group_members(process.pid):
                 self._end_group(process)
         if self._operator is not None:
             self._operator.poll()
@@ -298,9 +298,9 @@ class LocalNodes:
         """Kills the node's process group by SIGKILL and waits until it is empty."""
         self._expected_exits.add(name)
         self._end_group(self._nodes[name])
-        self.frozen.discard(name)
+        self.frozen_nodes.discard(name)
 
-    def unexpected_ends(self) -> dict[str, int]:
+    def collect_unexpected_exits(self) -> dict[str, int]:
         """Returns the exit codes of nodes that ended since the last call without `kill_node`."""
         codes = {name: code for name in self._nodes if (code := self.node_exit_code(name)) is not None}
         new_codes = {name: code for name, code in codes.items() if name not in self._expected_exits}
@@ -313,40 +313,40 @@ class LocalNodes:
 
     def freeze_node(self, name: str) -> None:
         """Stops all processes of the node by SIGSTOP."""
-        send_group(self._nodes[name].pid, signal.SIGSTOP)
-        self.frozen.add(name)
+        signal_group(self._nodes[name].pid, signal.SIGSTOP)
+        self.frozen_nodes.add(name)
 
     def thaw_node(self, name: str) -> None:
         """Continues all processes of the node by SIGCONT."""
-        send_group(self._nodes[name].pid, signal.SIGCONT)
-        self.frozen.discard(name)
+        signal_group(self._nodes[name].pid, signal.SIGCONT)
+        self.frozen_nodes.discard(name)
 
     def cordon_node(self, name: str) -> None:
         """Makes the node take no further workers, as `kubectl cordon` does."""
-        self.cordoned.add(name)
-        write_json(self.folder.cordon(name), {}, durable=False)
+        self.cordoned_nodes.add(name)
+        write_json(self.folder.cordon_file(name), {}, durable=False)
 
     def drain_node(self, name: str) -> None:
         """Cordons the node and deletes its workers, as `kubectl drain` does."""
         self.cordon_node(name)
-        self.drained.add(name)
+        self.drained_nodes.add(name)
         with self.folder.locked():
-            for path in sorted(self.folder.workers.glob("*.json")):
-                worker_record, deletion = read_json(path), self.folder.worker_deletion(path.stem)
+            for path in sorted(self.folder.workers_folder.glob("*.json")):
+                worker_record, deletion = read_json(path), self.folder.worker_deletion_file(path.stem)
                 if worker_record is None or worker_record["node"] != name or deletion.exists():
                     continue
                 request = DeletionRequest(worker_record["uid"], False, time.time(), f"node {name} is drained")
-                write_json(deletion, to_json(request), durable=False)
+                write_json(deletion, record_to_json(request), durable=False)
 
     def uncordon_node(self, name: str) -> None:
         """Makes the node take workers again, after `cordon_node` or `drain_node`."""
-        self.folder.cordon(name).unlink(missing_ok=True)
-        self.cordoned.discard(name)
-        self.drained.discard(name)
+        self.folder.cordon_file(name).unlink(missing_ok=True)
+        self.cordoned_nodes.discard(name)
+        self.drained_nodes.discard(name)
 
-    def running_workers(self) -> int:
+    def count_running_workers(self) -> int:
         """Returns the number of running agents."""
-        states = [read_json(path) or {} for path in self.folder.workers.glob("*.state")]
+        states = [read_json(path) or {} for path in self.folder.workers_folder.glob("*.state")]
         return sum(1 for state in states if state.get("life") and is_alive(ProcessIdentity.parse(state["life"])))
 
     # ---- parts of nodes -------------------------------------------------------------------------------------------
@@ -359,71 +359,71 @@ class LocalNodes:
         os.kill(min(trainers), signal.SIGKILL)
         return True
 
-    def exhaust_memory(self, name: str) -> bool:
+    def inject_oom_kill(self, name: str) -> bool:
         """Makes the OOM killer end one trainer of the node; returns False if none runs there."""
         trainers = self._trainer_pids(name)
         trainer = identity_of(min(trainers)) if trainers else None
         if trainer is None:
             return False
-        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        self._oom_injector.start_kill(trainer, self.folder.faults / f"oom-{name}")
+        self.folder.faults_folder.mkdir(mode=0o700, exist_ok=True)
+        self._oom_injector.start_kill(trainer, self.folder.faults_folder / f"oom-{name}")
         return True
 
     def _trainer_pids(self, name: str) -> list[int]:
-        return [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
+        return [pid for pid in list_group_members(self._nodes[name].pid) if is_trainer(pid)]
 
     def kill_agent(self, name: str) -> bool:
         """Kills the node's agent by SIGKILL; returns False if none runs there."""
-        group = set(members(self._nodes[name].pid))
+        group = set(list_group_members(self._nodes[name].pid))
         killed = False
-        for path in self.folder.workers.glob("*.state"):
+        for path in self.folder.workers_folder.glob("*.state"):
             state = read_json(path) or {}
             agent = ProcessIdentity.parse(state["life"]) if state.get("life") else None
             if agent is not None and agent.pid in group:
-                killed = send(agent, signal.SIGKILL) or killed
+                killed = send_signal(agent, signal.SIGKILL) or killed
         return killed
 
-    def kill_server(self, name: str) -> bool:
+    def kill_servers(self, name: str) -> bool:
         """Kills every memory server of the node by SIGKILL; returns False if none runs there."""
-        record = self.node_record(name)
+        record = self.read_node_record(name)
         killed = False
         for server in record.servers if record is not None else ():
-            killed = send(ProcessIdentity.parse(server.life), signal.SIGKILL) or killed
+            killed = send_signal(ProcessIdentity.parse(server.life), signal.SIGKILL) or killed
         return killed
 
     def cancel_fault(self, name: str, kind: str) -> None:
         """Removes a fault file, so that the fault is not injected again; an injected fault is not undone."""
-        (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
+        (self.folder.faults_folder / f"{kind}-{name}").unlink(missing_ok=True)
 
-    def ask_trainers(self, name: str, kind: str, text: str = "") -> bool:
+    def inject_trainer_fault(self, name: str, kind: str, text: str = "") -> bool:
         """Writes a fault file that the node's trainers check at each step; returns False if none runs there."""
         if not self._trainer_pids(name):
             return False
-        self.leave_word(name, kind, text)
+        self.write_fault_file(name, kind, text)
         return True
 
-    def leave_word(self, name: str, kind: str, text: str = "") -> None:
+    def write_fault_file(self, name: str, kind: str, text: str = "") -> None:
         """Writes a fault file for the node's processes, atomically."""
-        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        fault_file = self.folder.faults / f"{kind}-{name}"
+        self.folder.faults_folder.mkdir(mode=0o700, exist_ok=True)
+        fault_file = self.folder.faults_folder / f"{kind}-{name}"
         temporary_file = fault_file.with_name(f".{fault_file.name}")
         temporary_file.write_text(text, encoding="utf-8")
         temporary_file.rename(fault_file)
 
     def fail_node_tests(self, name: str) -> None:
         """Makes the node fail the node test of workers that start on it."""
-        self.leave_word(name, "sick")
+        self.write_fault_file(name, "sick")
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # the result of a former test
 
-    def restart_server(self, name: str) -> None:
+    def restart_servers(self, name: str) -> None:
         """Makes the node restart its memory servers that have ended."""
         if self._nodes[name].poll() is None:
             self._nodes[name].send_signal(signal.SIGUSR1)
 
-    def node_record(self, name: str) -> NodeRecord | None:
+    def read_node_record(self, name: str) -> NodeRecord | None:
         """Returns the record of the node's running process; None: it does not run or has not written one yet."""
-        content = read_json(self.folder.node(name))
-        record = None if content is None else from_json(NodeRecord, content)
+        content = read_json(self.folder.node_file(name))
+        record = None if content is None else parse_record(NodeRecord, content)
         if record is None or ProcessIdentity.parse(record.life).pid != self._nodes[name].pid:
             return None
         return record if is_alive(ProcessIdentity.parse(record.life)) else None
@@ -432,7 +432,7 @@ class LocalNodes:
 
     def start_operator(self) -> None:
         """Starts the operator, at the same port as before."""
-        self._port = self._port or free_port()
+        self._port = self._port or find_free_port()
         command = [sys.executable, "-m", "surefoot_operator.controller.local_operator"]
         command += ["--run-folder", str(self.folder.root), "--port", str(self._port), "--parent", str(os.getpid())]
         command += ["--metrics"] if self._with_metrics else []
@@ -451,7 +451,7 @@ class LocalNodes:
     # ---- processes ------------------------------------------------------------------------------------------------
 
     def _spawn(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
-        with open(self.folder.logs / log, "ab") as output:
+        with open(self.folder.logs_folder / log, "ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -468,10 +468,10 @@ class LocalNodes:
             PlatformError: The processes did not end in time.
         """
         deadline = time.monotonic() + _MAX_KILL_SECONDS
-        while process.poll() is None or members(process.pid):
-            send_group(process.pid, signal.SIGKILL)
+        while process.poll() is None or list_group_members(process.pid):
+            signal_group(process.pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                living_pids = members(process.pid)
+                living_pids = list_group_members(process.pid)
                 raise PlatformError(
                     f"processes {living_pids} of group {process.pid} have not ended {_MAX_KILL_SECONDS:g} s after SIGKILL:"
                     " the kernel is still busy with them"
@@ -486,7 +486,7 @@ def _build_environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
     path = base.get("PATH", os.defpath)
     # without compiled bytecode, a trainer would not start within a second
     kept_variables = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    faults_folder = str(RunFolder(root).faults)
+    faults_folder = str(RunFolder(root).faults_folder)
     return {
         **kept_variables,
         "PATH": f"{bin_folder}{os.pathsep}{path}",
@@ -498,7 +498,7 @@ def _build_environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
 def _end_former_run(folder: RunFolder) -> None:
     """Kills the processes of a crashed run, which have the run folder in their environment; raises PlatformError."""
     deadline = time.monotonic() + _MAX_END_SECONDS
-    while pids := with_environment(_FOLDER_VARIABLE, str(folder.root)):
+    while pids := find_by_environment(_FOLDER_VARIABLE, str(folder.root)):
         pids = [pid for pid in pids if pid != os.getpid()]
         if not pids:
             return

@@ -27,7 +27,7 @@ from typing import Any
 
 from surefoot.errors import ConfigurationError, TierError
 from surefoot.linux_process import become_subreaper, die_with_parent, identity_of, reap_orphans, this_process
-from surefoot.memory_server.server_process import RunningServer, ServerSettings, find_program, start
+from surefoot.memory_server.server_process import RunningServer, ServerSettings, find_server_program, start_server
 from surefoot_operator.platforms.local.run_folder import (
     DeletionRequest,
     FolderWatch,
@@ -36,9 +36,9 @@ from surefoot_operator.platforms.local.run_folder import (
     RunFolder,
     WorkerRecord,
     WorkerState,
-    from_json,
+    parse_record,
     read_json,
-    to_json,
+    record_to_json,
     write_json,
 )
 
@@ -46,7 +46,7 @@ from surefoot_operator.platforms.local.run_folder import (
 # Writes a node's records, and retries writes that failed. Otherwise a disk that is full for a moment would end the node
 # at the first failed write, and all its agents and memory servers with it.
 
-RETRY_SECONDS = 0.5
+WRITE_RETRY_SECONDS = 0.5
 """Time between a failed write and the next attempt."""
 
 
@@ -59,26 +59,26 @@ class PendingWrites:
         self._is_failing = False
 
     @property
-    def retry_at(self) -> float | None:
+    def retry_at_seconds(self) -> float | None:
         """Monotonic time at which to call `write_pending` again; None: everything is written."""
         return self._retry_at_seconds if self._pending else None
 
-    def write(self, path: Path, content: dict[str, Any]) -> None:
+    def write_or_retry(self, path: Path, content: dict[str, Any]) -> None:
         """Writes a file at once or, if that fails, with a later `write_pending`."""
         self._pending[path] = content
         self._retry_at_seconds = 0.0
-        self.flush()
+        self.write_pending()
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """Returns the newest content of a file, whether it is written yet or not; None: there is no file."""
         return self._pending[path] if path in self._pending else read_json(path)
 
-    def drop(self, path: Path) -> None:
+    def remove_file(self, path: Path) -> None:
         """Removes a file, whether it is written yet or not."""
         self._pending.pop(path, None)
         path.unlink(missing_ok=True)
 
-    def flush(self) -> None:
+    def write_pending(self) -> None:
         """Writes all pending files, unless the last attempt failed less than `WRITE_RETRY_SECONDS` ago."""
         if time.monotonic() < self._retry_at_seconds:
             return
@@ -86,7 +86,7 @@ class PendingWrites:
             try:
                 write_json(path, content, durable=False)
             except OSError as error:
-                self._retry_at_seconds = time.monotonic() + RETRY_SECONDS
+                self._retry_at_seconds = time.monotonic() + WRITE_RETRY_SECONDS
                 if not self._is_failing:
                     self._is_failing = True
                     _log_to_stderr(f"cannot write {path.name}, trying again: {error}")
@@ -128,7 +128,7 @@ class MemoryServerProcess:
         self._socket_path = socket_path
         self._memory_bytes = memory_bytes
         self._server: RunningServer | None = None
-        self.record: MemoryServerRecord | None = None
+        self.newest_record: MemoryServerRecord | None = None
         """The newest process of the server, even after its end; readers must check whether that process still runs."""
 
     @property
@@ -141,26 +141,26 @@ class MemoryServerProcess:
         if self._server is not None and not self._has_ended(self._server):
             return
         try:
-            program = find_program()
+            program = find_server_program()
         except ConfigurationError as error:
             raise MemoryServerStartError(str(error)) from error
         last_error: Exception | None = None
         for _ in range(_MAX_START_ATTEMPTS):  # another process may bind the free port before Redis does
             settings = ServerSettings(
-                port=free_port(),
+                port=find_free_port(),
                 memory_bytes=self._memory_bytes,
                 folder=self._folder,
                 host=_HOST,
                 password=secrets.token_hex(16),
-                socket=self._socket_path,
-                fill_bytes=min(_PREFAULT_BYTES, self._memory_bytes // 2),
+                socket_path=self._socket_path,
+                prefault_bytes=min(_PREFAULT_BYTES, self._memory_bytes // 2),
             )
             try:
-                self._server = start(settings, program, os.environ, partial(die_with_parent, os.getpid()))
+                self._server = start_server(settings, program, os.environ, partial(die_with_parent, os.getpid()))
             except TierError as error:
                 last_error = error
                 continue
-            self.record = self._record_of(self._server)
+            self.newest_record = self._record_of(self._server)
             return
         raise MemoryServerStartError(
             f"a memory server of this node did not start in {_MAX_START_ATTEMPTS} attempts: {last_error}"
@@ -185,7 +185,7 @@ class MemoryServerProcess:
         settings = server.settings
         return MemoryServerRecord(settings.host, settings.port, str(life), admin_password=settings.password)
 
-    def collect(self) -> None:
+    def reap(self) -> None:
         """Reaps the server if it has exited."""
         if self._server is not None:
             self._server.process.poll()
@@ -196,7 +196,7 @@ class MemoryServerProcess:
             self._server.kill()
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Returns a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
@@ -237,7 +237,9 @@ class Node:
         self._workers: dict[str, _WorkerProcess] = {}
         memory_per_server = (memory_bytes or DEFAULT_MEMORY_BYTES) // servers
         self._servers = [
-            MemoryServerProcess(folder.server_log(name, index), folder.server_socket(name, index), memory_per_server)
+            MemoryServerProcess(
+                folder.server_log_folder(name, index), folder.server_socket(name, index), memory_per_server
+            )
             for index in range(servers)
         ]
         self._writes = PendingWrites()
@@ -249,7 +251,7 @@ class Node:
     def run(self) -> int:
         """Runs the node until SIGTERM and the end of its agents; returns the exit code."""
         self._listen_to_signals()
-        watch = FolderWatch([self._folder.workers])
+        watch = FolderWatch([self._folder.workers_folder])
         self._write_node_record()
         self._start_server()
         poll = select.poll()
@@ -261,7 +263,7 @@ class Node:
                 poll.poll(self._poll_timeout_milliseconds())
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
-                watch.read()
+                watch.read_changes()
                 if self._restart_server:
                     self._restart_server = False
                     self._start_server()
@@ -290,19 +292,19 @@ class Node:
 
     def _poll_timeout_milliseconds(self) -> int | None:
         deadlines = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
-        if (retry_at := self._writes.retry_at) is not None:
+        if (retry_at := self._writes.retry_at_seconds) is not None:
             deadlines.append(retry_at)
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1) if deadlines else None
 
     def _sync_processes(self) -> None:
         """Starts, ends and reaps processes so that they match the run folder; safe to repeat."""
         self._reap_processes()
-        self._writes.flush()
-        for path in sorted(self._folder.workers.glob("*.json")):
+        self._writes.write_pending()
+        for path in sorted(self._folder.workers_folder.glob("*.json")):
             content = read_json(path)
             if content is None:
                 continue  # deleted since the folder was listed
-            record = from_json(WorkerRecord, content)
+            record = parse_record(WorkerRecord, content)
             if record.node == self._name and record.node_life == self._life:
                 self._run_once(record)
         if self._stopping_until is not None:
@@ -317,26 +319,28 @@ class Node:
     def _run_once(self, record: WorkerRecord) -> None:
         """Starts a worker's agent once, or ends it if a deletion is requested."""
         running = self._workers.get(record.uid)
-        content = read_json(self._folder.worker_deletion(record.name))
-        deletion = from_json(DeletionRequest, content) if content is not None and content["uid"] == record.uid else None
+        content = read_json(self._folder.worker_deletion_file(record.name))
+        deletion = (
+            parse_record(DeletionRequest, content) if content is not None and content["uid"] == record.uid else None
+        )
         if deletion is not None:
             if running is None:
                 self._remove_worker_files(record)
             else:
                 self._end_agent(running, 0.0 if deletion.force else record.grace_seconds)
             return
-        state = self._writes.read(self._folder.worker_state(record.name))
+        state = self._writes.read(self._folder.worker_state_file(record.name))
         if running is None and self._stopping_until is None and (state is None or state["uid"] != record.uid):
             self._start_agent(record)
 
     # ---- actions --------------------------------------------------------------------------------------------------
 
     def _start_agent(self, record: WorkerRecord) -> None:
-        log = self._folder.logs / f"worker-{record.index}-{record.attempt}" / "agent.log"
+        log = self._folder.logs_folder / f"worker-{record.index}-{record.attempt}" / "agent.log"
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
-            "SUREFOOT_MEMORY_SOCKET": self._folder.server_sockets(self._name),
+            "SUREFOOT_MEMORY_SOCKET": self._folder.server_socket_pattern(self._name),
             "SUREFOOT_HOST": "127.0.0.1",
             "SUREFOOT_RUN_FOLDER": str(self._folder.root),
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),
@@ -379,20 +383,20 @@ class Node:
             message = "" if code == 0 else last_log_line(running.log) if code > 0 else f"killed by signal {-code}"
             self._write_state(record, WorkerState(record.uid, "Failed" if code else "Succeeded", None, code, message))
         for server in self._servers:
-            server.collect()
+            server.reap()
         reap_orphans({w.process.pid for w in self._workers.values()} | {server.pid or 0 for server in self._servers})
 
     def _write_state(self, record: WorkerRecord, state: WorkerState) -> None:
-        self._writes.write(self._folder.worker_state(record.name), to_json(state))
+        self._writes.write_or_retry(self._folder.worker_state_file(record.name), record_to_json(state))
 
     def _remove_worker_files(self, record: WorkerRecord) -> None:
         name = record.name
         for path in (
-            self._folder.worker(name),
-            self._folder.worker_state(name),
-            self._folder.worker_deletion(name),
+            self._folder.worker_file(name),
+            self._folder.worker_state_file(name),
+            self._folder.worker_deletion_file(name),
         ):
-            self._writes.drop(path)
+            self._writes.remove_file(path)
 
     def _start_server(self) -> None:
         try:
@@ -404,7 +408,7 @@ class Node:
             self._write_node_record(str(error))
 
     def _write_node_record(self, message: str = "") -> None:
-        records = [server.record for server in self._servers if server.record is not None]
+        records = [server.newest_record for server in self._servers if server.newest_record is not None]
         first_record, *more_records = records if len(records) == len(self._servers) else (None,)
         record = NodeRecord(
             self._name,
@@ -414,7 +418,7 @@ class Node:
             message=message,
             more_servers=tuple(more_records),
         )
-        self._writes.write(self._folder.node(self._name), to_json(record))
+        self._writes.write_or_retry(self._folder.node_file(self._name), record_to_json(record))
 
 
 def last_log_line(log: Path) -> str:

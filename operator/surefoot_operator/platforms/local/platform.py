@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from surefoot.linux_process import ProcessIdentity, is_alive
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import MANAGER, TrainingJob, TrainingJobSpec
-from surefoot_operator.api.status import JobStatus, stamp
+from surefoot_operator.api.status import JobStatus, precondition_of
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.errors import OperatorError, PlatformError, StatusConflict
 from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
@@ -35,14 +35,14 @@ from surefoot_operator.platforms.local.run_folder import (
     WorkerRecord,
     WorkerState,
     create_json,
-    from_json,
-    open_private,
+    open_private_file,
+    parse_record,
     read_json,
-    to_json,
+    record_to_json,
     write_json,
 )
 from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 
 # ---- scheduling ------------------------------------------------------------------------------------------------------
 # Binds pending workers to free nodes and derives their phase. Pure.
@@ -60,12 +60,12 @@ class WorkerFiles:
     """The request to end it; None: there is none."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its process has ended."""
-        return self.state is not None and self.state.over
+        return self.state is not None and self.state.has_ended
 
 
-def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
+def node_has_ended(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
     """Whether the node process to which the worker was bound has ended."""
     if record.node is None:
         return False
@@ -75,7 +75,7 @@ def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
 
 def has_no_process(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> bool:
     """Whether no process of this worker runs, or will run unless it is bound to a node."""
-    return worker.record.node is None or worker.over or node_is_gone(worker.record, live)
+    return worker.record.node is None or worker.has_ended or node_has_ended(worker.record, live)
 
 
 def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> ObservedWorker | None:
@@ -83,8 +83,8 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Obser
     record, state = worker.record, worker.state
     if worker.deletion is not None and worker.deletion.force:
         return None
-    node_ended = node_is_gone(record, live)
-    is_running = state is None or not state.over
+    node_ended = node_has_ended(record, live)
+    is_running = state is None or not state.has_ended
     message = (
         f"the process of its node {record.node} has ended"
         if node_ended and is_running
@@ -106,7 +106,7 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Obser
     )
 
 
-def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
+def list_free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
     """Lists running nodes that have memory servers, no worker and are not cordoned, sorted by name.
 
     A worker that was deleted by force occupies its node until its process has ended.
@@ -116,10 +116,10 @@ def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -
     return [node for node in usable if node.name not in used_nodes]
 
 
-def bind_workers(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
+def choose_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
     """Maps the names of pending workers to free nodes: oldest workers first, avoided nodes last."""
     workers = list(workers)
-    free = free_nodes(workers, live)
+    free = list_free_nodes(workers, live)
     node_by_worker: dict[str, NodeRecord] = {}
     pending = [w.record for w in workers if w.record.node is None and w.deletion is None]
     for record in sorted(pending, key=lambda r: (r.created_seconds, r.index)):
@@ -131,7 +131,7 @@ def bind_workers(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord])
     return node_by_worker
 
 
-def workers_without_node(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[WorkerRecord]:
+def list_removable_workers(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[WorkerRecord]:
     """Lists workers that must be deleted and have no process that a node would have to end first."""
     return [w.record for w in workers if w.deletion is not None and has_no_process(w, live)]
 
@@ -151,7 +151,7 @@ def grace_seconds(raw: dict[str, Any], default: float = 30.0) -> float:
     return float(value) if isinstance(value, int | float) and value >= 0 else default
 
 
-def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
+def list_ignored_fields(spec: TrainingJobSpec) -> tuple[str, ...]:
     """Lists the job's fields that have no effect in a local run, some with the reason."""
     raw = spec.template.raw
     ignored = [f"template.{name}" for name in raw if name != "spec"]
@@ -186,7 +186,7 @@ def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
 # fsyncs make sure that a written status survives a crash.
 
 
-class Store:
+class RunFolderStore:
     """Reads and writes the job, the status and the events of one run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -196,37 +196,37 @@ class Store:
     def write_job(self, document: Mapping[str, Any], uid: str) -> TrainingJob:
         """Stores the job; its metadata.generation grows with each change of the spec."""
         with self._folder.locked():
-            old = read_json(self._folder.job)
+            old = read_json(self._folder.job_file)
             generation = 1
             if old is not None:
                 generation = old["metadata"]["generation"] + (old["spec"] != document["spec"])
             metadata = {**document["metadata"], "uid": uid, "generation": generation}
             body = {**document, "metadata": metadata}
             job = parse_job(body)
-            write_json(self._folder.job, body, durable=True)
+            write_json(self._folder.job_file, body, durable=True)
         return job
 
-    def job(self) -> TrainingJob:
+    def read_job(self) -> TrainingJob:
         """Reads the job; raises PlatformError if there is none or it cannot be read."""
         try:
-            file_status = os.stat(self._folder.job)
+            file_status = os.stat(self._folder.job_file)
         except FileNotFoundError:
-            raise PlatformError(f"{self._folder.job} does not exist: the run folder has no job yet") from None
+            raise PlatformError(f"{self._folder.job_file} does not exist: the run folder has no job yet") from None
         version = (file_status.st_mtime_ns, file_status.st_ino)
         if self._job is None or self._job[0] != version:
             try:
-                body = read_json(self._folder.job)
+                body = read_json(self._folder.job_file)
                 self._job = (version, parse_job(body or {}))
             except (ValueError, OSError, OperatorError) as error:
-                raise PlatformError(f"{self._folder.job} cannot be read: {error}") from error
+                raise PlatformError(f"{self._folder.job_file} cannot be read: {error}") from error
         return self._job[1]
 
-    def status(self) -> JobStatus:
+    def read_status(self) -> JobStatus:
         """Reads the status; returns an empty one before the first write."""
         try:
-            return status_from_json(read_json(self._folder.status) or {})
+            return status_from_json(read_json(self._folder.status_file) or {})
         except (ValueError, OSError) as error:
-            raise PlatformError(f"{self._folder.status} cannot be read: {error}") from error
+            raise PlatformError(f"{self._folder.status_file} cannot be read: {error}") from error
 
     def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         """Writes the new status by compare-and-swap; see `Platform.patch_status`.
@@ -241,18 +241,18 @@ class Store:
         new_status = replace(new, serial=old.serial + 1)
         try:
             with self._folder.locked():
-                stored = stamp(self.status())
-                if stored != stamp(old):
+                stored = precondition_of(self.read_status())
+                if stored != precondition_of(old):
                     raise StatusConflict(
-                        f"the status was changed by another writer: it is {stored}, this write expects {stamp(old)};"
+                        f"the status was changed by another writer: it is {stored}, this write expects {precondition_of(old)};"
                         " nothing was written, observe again"
                     )
-                write_json(self._folder.status, status_to_json(new_status), durable=True)
+                write_json(self._folder.status_file, status_to_json(new_status), durable=True)
         except (OSError, LockBusy) as error:
-            raise PlatformError(f"it is unknown whether {self._folder.status} was written: {error}") from error
+            raise PlatformError(f"it is unknown whether {self._folder.status_file} was written: {error}") from error
         return new_status
 
-    def record(self, events: Sequence[Event]) -> None:
+    def record_events(self, events: Sequence[Event]) -> None:
         """Appends events to the run folder's event file, each as one line of JSON."""
         now = time.time()
         lines = [
@@ -260,10 +260,10 @@ class Store:
             for e in events
         ]
         try:
-            with open(self._folder.events, "a", encoding="utf-8", opener=open_private) as file:
+            with open(self._folder.events_file, "a", encoding="utf-8", opener=open_private_file) as file:
                 file.write("".join(lines))
         except OSError as error:
-            raise PlatformError(f"{self._folder.events} cannot be written: {error}") from error
+            raise PlatformError(f"{self._folder.events_file} cannot be written: {error}") from error
 
 
 # ---- reads of the run folder -----------------------------------------------------------------------------------------
@@ -276,13 +276,15 @@ Nodes = Mapping[str, NodeRecord]
 
 def read_folder(folder: RunFolder) -> PlatformSnapshot:
     """Reads job, status, workers and nodes; raises PlatformError if a file is missing or damaged."""
-    store = Store(folder)
-    job, status = store.job(), store.status()
-    nodes = as_platform_error(node_records, folder)
-    return build_observation(job, status, nodes, live_nodes(nodes), as_platform_error(worker_files, folder))
+    store = RunFolderStore(folder)
+    job, status = store.read_job(), store.read_status()
+    nodes = as_platform_error(read_node_records, folder)
+    return build_snapshot(
+        job, status, nodes, select_live_nodes(nodes), as_platform_error(read_all_worker_files, folder)
+    )
 
 
-def build_observation(
+def build_snapshot(
     job: TrainingJob, status: JobStatus, nodes: Nodes, live: Nodes, workers: Sequence[WorkerFiles]
 ) -> PlatformSnapshot:
     """Builds the observation from records.
@@ -313,42 +315,43 @@ def build_observation(
             for node in nodes.values()
             for number in range(len(node.servers))
         ),
-        free_nodes=len(free_nodes(workers, live)),
+        free_nodes=len(list_free_nodes(workers, live)),
     )
 
 
-def live_nodes(nodes: Nodes) -> dict[str, NodeRecord]:
+def select_live_nodes(nodes: Nodes) -> dict[str, NodeRecord]:
     """Returns the nodes whose process runs."""
     return {name: node for name, node in nodes.items() if is_alive(ProcessIdentity.parse(node.life))}
 
 
-def node_records(folder: RunFolder) -> dict[str, NodeRecord]:
+def read_node_records(folder: RunFolder) -> dict[str, NodeRecord]:
     """Reads the records of all nodes, by name."""
-    bodies = [read_json(path) for path in sorted(folder.nodes.glob("*.json"))]
-    records = [from_json(NodeRecord, body) for body in bodies if body is not None]
+    bodies = [read_json(path) for path in sorted(folder.nodes_folder.glob("*.json"))]
+    records = [parse_record(NodeRecord, body) for body in bodies if body is not None]
     return {
-        record.name: dataclasses.replace(record, cordoned=folder.cordon(record.name).exists()) for record in records
+        record.name: dataclasses.replace(record, cordoned=folder.cordon_file(record.name).exists())
+        for record in records
     }
 
 
-def worker_files(folder: RunFolder) -> list[WorkerFiles]:
+def read_all_worker_files(folder: RunFolder) -> list[WorkerFiles]:
     """Reads the files of all workers, sorted by name."""
-    workers = [worker_file(folder, path.stem) for path in sorted(folder.workers.glob("*.json"))]
+    workers = [read_worker_files(folder, path.stem) for path in sorted(folder.workers_folder.glob("*.json"))]
     return [worker for worker in workers if worker is not None]
 
 
-def worker_file(folder: RunFolder, name: str) -> WorkerFiles | None:
+def read_worker_files(folder: RunFolder, name: str) -> WorkerFiles | None:
     """Reads the files of one worker; None if it has no record."""
     # the state is read first: if the record is deleted in between, the worker counts as deleted, not as unstarted
-    state, deletion = read_json(folder.worker_state(name)), read_json(folder.worker_deletion(name))
-    body = read_json(folder.worker(name))
+    state, deletion = read_json(folder.worker_state_file(name)), read_json(folder.worker_deletion_file(name))
+    body = read_json(folder.worker_file(name))
     if body is None:
         return None
-    record = from_json(WorkerRecord, body)
+    record = parse_record(WorkerRecord, body)
     return WorkerFiles(
         record,
-        from_json(WorkerState, state) if state is not None and state["uid"] == record.uid else None,
-        from_json(DeletionRequest, deletion) if deletion is not None and deletion["uid"] == record.uid else None,
+        parse_record(WorkerState, state) if state is not None and state["uid"] == record.uid else None,
+        parse_record(DeletionRequest, deletion) if deletion is not None and deletion["uid"] == record.uid else None,
     )
 
 
@@ -384,20 +387,20 @@ def _server_address(node: NodeRecord, server: int, node_alive: bool) -> MemorySe
         running=node_alive and is_alive(ProcessIdentity.parse(record.life)),
         admin_user=record.admin_user,
         admin_password=record.admin_password,
-        server=server,
-        servers=len(node.servers),
+        server_index=server,
+        servers_on_node=len(node.servers),
     )
 
 
 # ---- platform --------------------------------------------------------------------------------------------------------
 
 
-class ProcessesPlatform:
+class LocalPlatform:
     """Implements the Platform protocol for the job in one run folder; used in one event loop."""
 
     def __init__(self, root: Path) -> None:
         self.folder = RunFolder(root)
-        self._store = Store(self.folder)
+        self._store = RunFolderStore(self.folder)
         self._changed = asyncio.Event()
         """Set whenever something that a plan reads has changed."""
         self._closed = False
@@ -421,7 +424,7 @@ class ProcessesPlatform:
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         return await asyncio.to_thread(self._store.patch_status, new, old)
 
-    def refused_calls(self) -> tuple[RefusedCall, ...]:
+    def rejected_calls(self) -> tuple[RejectedCall, ...]:
         """Returns nothing: a local run has no API server that could reject a call."""
         return ()
 
@@ -434,20 +437,20 @@ class ProcessesPlatform:
     async def apply_pod_group(self, action: ApplyPodGroup) -> None:
         raise PlatformError(f"a local run has no gang scheduler: cannot carry out {action}")
 
-    async def remove_group(self, action: DeletePodGroup) -> None:
+    async def delete_pod_group(self, action: DeletePodGroup) -> None:
         raise PlatformError(f"a local run has no gang scheduler: cannot carry out {action}")
 
     async def delete_job(self) -> None:
         """Does nothing: a run folder is only removed by hand."""
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record_events(self, events: Sequence[Event]) -> None:
         if events:
-            await asyncio.to_thread(self._store.record, events)
+            await asyncio.to_thread(self._store.record_events, events)
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yields when a file changed, or the process of a node or a memory server ended, until `close`."""
         loop = asyncio.get_running_loop()
-        watch = FolderWatch([self.folder.nodes, self.folder.workers, self.folder.root])
+        watch = FolderWatch([self.folder.nodes_folder, self.folder.workers_folder, self.folder.root])
         loop.add_reader(watch.descriptor, self._on_folder_change, watch)
         self._changed.set()  # something may have changed between the last observation and this call
         try:
@@ -470,7 +473,7 @@ class ProcessesPlatform:
 
     def _on_folder_change(self, watch: FolderWatch) -> None:
         # writes of status and events are this operator's own
-        if watch.read() - {self.folder.status.name, self.folder.events.name}:
+        if watch.read_changes() - {self.folder.status_file.name, self.folder.events_file.name}:
             self._changed.set()
 
     def _watch_processes(self, processes: set[ProcessIdentity]) -> None:
@@ -499,34 +502,34 @@ class ProcessesPlatform:
     # ---- blocking parts, in a thread ------------------------------------------------------------------------------
 
     def _read_and_bind(self) -> tuple[PlatformSnapshot, set[ProcessIdentity]]:
-        job, status = self._store.job(), self._store.status()
-        nodes = as_platform_error(node_records, self.folder)
-        live = live_nodes(nodes)
-        workers = as_platform_error(worker_files, self.folder)
-        if bind_workers(workers, live) or workers_without_node(workers, live):
+        job, status = self._store.read_job(), self._store.read_status()
+        nodes = as_platform_error(read_node_records, self.folder)
+        live = select_live_nodes(nodes)
+        workers = as_platform_error(read_all_worker_files, self.folder)
+        if choose_nodes(workers, live) or list_removable_workers(workers, live):
             workers = as_platform_error(self._bind_workers, live)
         servers = [server for node in live.values() for server in node.servers]
         processes = {
             ProcessIdentity.parse(text) for text in (*(n.life for n in live.values()), *(h.life for h in servers))
         }
-        return build_observation(job, status, nodes, live, workers), {
+        return build_snapshot(job, status, nodes, live, workers), {
             process for process in processes if is_alive(process)
         }
 
     def _bind_workers(self, live: Mapping[str, NodeRecord]) -> list[WorkerFiles]:
         """Reads the workers again under the lock, binds pending ones and removes those without a process."""
         with self.folder.locked():
-            workers = worker_files(self.folder)
-            for record in workers_without_node(workers, live):
+            workers = read_all_worker_files(self.folder)
+            for record in list_removable_workers(workers, live):
                 self._remove_worker_files(record.name)
-            for name, node in bind_workers(workers, live).items():
+            for name, node in choose_nodes(workers, live).items():
                 record = next(w.record for w in workers if w.record.name == name)
                 bound = dataclasses.replace(record, node=node.name, node_life=node.life)
-                write_json(self.folder.worker(name), to_json(bound), durable=False)
-        return worker_files(self.folder)
+                write_json(self.folder.worker_file(name), record_to_json(bound), durable=False)
+        return read_all_worker_files(self.folder)
 
     def _write_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        job = self._store.job()
+        job = self._store.read_job()
         template = job.spec.template
         record = WorkerRecord(
             name=f"{job.name}-{worker.index}-{worker.attempt}",
@@ -541,12 +544,12 @@ class ProcessesPlatform:
             grace_seconds=grace_seconds(template.raw),
         )
         # does nothing if the worker exists already, which counts as success
-        create_json(self.folder.worker(record.name), to_json(record))
+        create_json(self.folder.worker_file(record.name), record_to_json(record))
 
     def _request_deletion(self, worker: DeleteWorker) -> None:
-        live = live_nodes(node_records(self.folder))
+        live = select_live_nodes(read_node_records(self.folder))
         with self.folder.locked():
-            worker_to_delete = worker_file(self.folder, worker.name)
+            worker_to_delete = read_worker_files(self.folder, worker.name)
             if worker_to_delete is None or worker_to_delete.record.uid != worker.uid:
                 return
             if has_no_process(worker_to_delete, live):
@@ -555,9 +558,13 @@ class ProcessesPlatform:
             if worker_to_delete.deletion is not None and (worker_to_delete.deletion.force or not worker.force):
                 return
             deletion = DeletionRequest(worker.uid, worker.force, time.time())
-            write_json(self.folder.worker_deletion(worker.name), to_json(deletion), durable=False)
+            write_json(self.folder.worker_deletion_file(worker.name), record_to_json(deletion), durable=False)
 
     def _remove_worker_files(self, name: str) -> None:
         # the record first: the other files are ignored without it
-        for path in (self.folder.worker(name), self.folder.worker_state(name), self.folder.worker_deletion(name)):
+        for path in (
+            self.folder.worker_file(name),
+            self.folder.worker_state_file(name),
+            self.folder.worker_deletion_file(name),
+        ):
             path.unlink(missing_ok=True)

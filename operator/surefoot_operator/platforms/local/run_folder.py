@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from surefoot.protocol.codec import TypeMismatch, read
+from surefoot.protocol.codec import TypeMismatch, build_from_json
 
 _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
@@ -43,104 +43,110 @@ class RunFolder:
     """The run folder itself."""
 
     @property
-    def job(self) -> Path:
+    def job_file(self) -> Path:
         """File with the TrainingJob."""
         return self.root / "job.json"
 
     @property
-    def status(self) -> Path:
+    def status_file(self) -> Path:
         """File with the job's status."""
         return self.root / "status.json"
 
     @property
-    def events(self) -> Path:
+    def events_file(self) -> Path:
         """File with the job's events, one line of JSON each."""
         return self.root / "events.jsonl"
 
     @property
-    def nodes(self) -> Path:
+    def nodes_folder(self) -> Path:
         """Folder with one `NodeRecord` for each node."""
         return self.root / "nodes"
 
     @property
-    def workers(self) -> Path:
+    def workers_folder(self) -> Path:
         """Folder with the records, states and deletion requests of workers."""
         return self.root / "workers"
 
     @property
-    def ledger(self) -> Path:
+    def ledger_folder(self) -> Path:
         """Folder with the ledger in which each rank records its steps."""
         return self.root / "ledger"
 
     @property
-    def logs(self) -> Path:
+    def logs_folder(self) -> Path:
         """Folder with the logs of all processes."""
         return self.root / "logs"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_folder(self) -> Path:
         """Folder with the Prometheus file_sd targets of all exporters; empty without `--metrics`."""
         return self.root / "metrics"
 
     @property
-    def faults(self) -> Path:
+    def faults_folder(self) -> Path:
         """Folder with one file for each injected fault, which trainers and nodes read."""
         return self.root / "faults"
 
     @property
-    def marker(self) -> Path:
+    def marker_file(self) -> Path:
         """File that marks a run folder, so that a later run may clean it."""
         return self.root / "marker"
 
-    def node(self, name: str) -> Path:
+    def node_file(self, name: str) -> Path:
         """File with a node's `NodeRecord`."""
-        return self.nodes / f"{name}.json"
+        return self.nodes_folder / f"{name}.json"
 
-    def cordon(self, name: str) -> Path:
+    def cordon_file(self, name: str) -> Path:
         """File that exists while the node takes no further workers."""
-        return self.nodes / f"{name}.cordon"
+        return self.nodes_folder / f"{name}.cordon"
 
     def server_socket(self, node: str, server: int) -> Path:
         """Unix socket of one memory server of a node."""
-        return Path(self.server_sockets(node).replace("{server}", str(server)))
+        return Path(self.server_socket_pattern(node).replace("{server}", str(server)))
 
-    def server_sockets(self, node: str) -> str:
+    def server_socket_pattern(self, node: str) -> str:
         """Path of a node's sockets, with `{server}` in place of the server's index."""
         return str(self.root / f"{node}-{{server}}.sock")
 
-    def server_log(self, node: str, server: int) -> Path:
+    def server_log_folder(self, node: str, server: int) -> Path:
         """Folder with the log and the configuration of one memory server of a node."""
-        return self.logs / (f"{node}-holder-{server}" if server else f"{node}-holder")
+        return self.logs_folder / (f"{node}-holder-{server}" if server else f"{node}-holder")
 
-    def worker(self, name: str) -> Path:
+    def worker_file(self, name: str) -> Path:
         """File with a worker's `WorkerRecord`."""
-        return self.workers / f"{name}.json"
+        return self.workers_folder / f"{name}.json"
 
-    def worker_state(self, name: str) -> Path:
+    def worker_state_file(self, name: str) -> Path:
         """File with a worker's `WorkerState`."""
-        return self.workers / f"{name}.state"
+        return self.workers_folder / f"{name}.state"
 
-    def worker_deletion(self, name: str) -> Path:
+    def worker_deletion_file(self, name: str) -> Path:
         """File with a worker's `DeletionRequest`."""
-        return self.workers / f"{name}.delete"
+        return self.workers_folder / f"{name}.delete"
 
-    def make(self) -> None:
+    def create_folders(self) -> None:
         """Creates the folders, accessible only to their owner, because worker files contain credentials."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self.nodes, self.workers, self.ledger, self.logs, self.metrics):
+        for folder in (
+            self.nodes_folder,
+            self.workers_folder,
+            self.ledger_folder,
+            self.logs_folder,
+            self.metrics_folder,
+        ):
             folder.mkdir(mode=0o700, exist_ok=True)
-        write_json(self.marker, {"surefoot": "run folder"}, durable=False)
+        write_json(self.marker_file, {"surefoot": "run folder"}, durable=False)
 
     def is_foreign(self) -> bool:
         """Whether the folder has content but no marker, so that it must never be cleaned."""
-        return self.root.exists() and any(self.root.iterdir()) and not self.marker.exists()
+        return self.root.exists() and any(self.root.iterdir()) and not self.marker_file.exists()
 
-    def own_entries(self) -> list[Path]:
+    def list_own_entries(self) -> list[Path]:
         """Lists the existing files and folders that a run creates and the next run removes."""
         own_paths = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
-        return [path for path in own_paths if path.exists()] + self.sockets()
+        return [path for path in own_paths if path.exists()] + self.list_sockets()
 
-    def sockets(self) -> list[Path]:
+    def list_sockets(self) -> list[Path]:
         """Lists the sockets of agents and memory servers; killed processes do not remove theirs."""
         return sorted(self.root.glob("*.sock"))
 
@@ -198,7 +204,7 @@ def create_json(path: Path, body: dict[str, Any]) -> bool:
     return True
 
 
-def open_private(path: str, flags: int) -> int:
+def open_private_file(path: str, flags: int) -> int:
     """Opens a file, for `open(opener=)`; creates it accessible only to its owner."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
@@ -316,7 +322,7 @@ class WorkerState:
     """Whether its agent could not be started, for the reason in `message`."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the worker has ended."""
         return self.phase != "Running"
 
@@ -328,21 +334,21 @@ class DeletionRequest:
     uid: str
     force: bool
     """Whether to send SIGKILL at once, instead of SIGTERM and, after the grace period, SIGKILL."""
-    at_seconds: float
+    requested_seconds: float
     """Unix time of the request."""
     reason: str = ""
     """Why it was made, if by something else than the operator; empty: the operator made it."""
 
 
-def to_json(record: Any) -> dict[str, Any]:
+def record_to_json(record: Any) -> dict[str, Any]:
     """Converts a record to the content of its file."""
     return typing.cast(dict[str, Any], msgspec.to_builtins(record))
 
 
-def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
+def parse_record(cls: type[T], body: Mapping[str, Any]) -> T:
     """Parses a record; raises ValueError that names the invalid field and its value."""
     try:
-        return read(cls, dict(body))
+        return build_from_json(cls, dict(body))
     except TypeMismatch as mismatch:
         raise ValueError(
             f"a file in the run folder is damaged: {cls.__name__}{mismatch.path} {mismatch.reason}"
@@ -377,7 +383,7 @@ class FolderWatch:
                 os.close(self.descriptor)
                 raise OSError(error_number, f"inotify_add_watch on {folder} failed")
 
-    def read(self) -> set[str]:
+    def read_changes(self) -> set[str]:
         """Returns the names that changed since the last call, without temporary files.
 
         Includes "*" after an overflow of the kernel's queue: then any file may have changed.

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.protocol.identities import WorkerId
-from surefoot_operator.api.status import Member, slow_nodes
+from surefoot_operator.api.status import Member, straggler_nodes
 from surefoot_operator.job_snapshot import ObservedSession, ObservedWorker
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     NodeFacts,
-    WorldFacts,
-    WorldNodeFacts,
     cached_per_snapshot,
     ending_workers,
     is_responsive,
-    progressing_until,
+    progress_proof_end,
     signalled_nodes,
     worker_id,
 )
@@ -28,7 +28,7 @@ NO_CONTACT_SECONDS = 30.0
 """Time before members that have not connected to a new leader are judged, and then only with a second observer."""
 
 
-def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
+def is_node_lost(facts: MembershipNodeFacts, name: str | None) -> bool:
     """Whether the platform reports this node lost; silence alone is no evidence.
 
     False while an agent on it is responsive: then the platform's observer is cut off, and its workers must not be deleted.
@@ -47,7 +47,7 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
     # has not been made to this leader yet, is no evidence: agents reconnect, and a cluster that suspects nodes may have been
     # cut off itself
     timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds
-    last_contact_seconds = max(facts.term_seconds, facts.turned_away_seconds)
+    last_contact_seconds = max(facts.term_seconds, facts.retry_later_seconds)
     if facts.now - facts.last_message_seconds.get(
         name, last_contact_seconds
     ) <= timeout_seconds or _steps_while_disconnected(facts, name):
@@ -58,7 +58,7 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
     return has_had_time and _observers_agree(facts)
 
 
-def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
+def _steps_while_disconnected(facts: MembershipNodeFacts, name: str) -> bool:
     """Whether a step was made since the last message from this node: a step takes all ranks, so the node lives."""
     membership, last_message_seconds = facts.status.membership, facts.last_message_seconds.get(name)
     if (
@@ -68,11 +68,11 @@ def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
         or name not in _member_nodes(facts)
     ):
         return False
-    return progressing_until(facts, last_message_seconds) is not None
+    return progress_proof_end(facts, last_message_seconds) is not None
 
 
 @cached_per_snapshot
-def _member_nodes(facts: WorldFacts) -> frozenset[str]:
+def _member_nodes(facts: MembershipFacts) -> frozenset[str]:
     """Names of the nodes that members run on."""
     return frozenset(member.node for member in facts.members.values())
 
@@ -100,7 +100,7 @@ def nodes_to_evacuate(facts: NodeFacts) -> Mapping[str, str]:
 @cached_per_snapshot
 def _excluded_nodes(facts: JobFacts) -> Mapping[str, str]:
     """Returns the nodes excluded from this job now, each with the reason."""
-    nodes = (*facts.status.unhealthy_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
+    nodes = (*facts.status.unhealthy_nodes, *facts.status.excluded_nodes, *straggler_nodes(facts.status, facts.now))
     active = [e for e in nodes if e.until_seconds > facts.now]
     return {e.name: e.reason for e in reversed(active)}
 
@@ -109,7 +109,7 @@ def _excluded_nodes(facts: JobFacts) -> Mapping[str, str]:
 def costly_nodes(facts: NodeFacts) -> Mapping[str, float]:
     """Returns nodes excluded only for their cost, each with the share of time that it costs (0 to 1)."""
     excluded = facts.status.excluded_nodes
-    if not slow_nodes(facts.status, facts.now) and all(node.lost_time_ratio is None for node in excluded):
+    if not straggler_nodes(facts.status, facts.now) and all(node.lost_time_ratio is None for node in excluded):
         return {}
     unfit_nodes = (*facts.status.unhealthy_nodes, *(node for node in excluded if node.lost_time_ratio is None))
     unfit_names = {e.name for e in unfit_nodes if e.until_seconds > facts.now} | set(signalled_nodes(facts.node_list))
@@ -124,26 +124,26 @@ def costly_nodes(facts: NodeFacts) -> Mapping[str, float]:
 
 
 @cached_per_snapshot
-def has_evacuation_or_termination(facts: WorldNodeFacts) -> bool:
+def has_evacuation_or_termination(facts: MembershipNodeFacts) -> bool:
     """Whether any node is to be evacuated, or any worker's end was announced."""
     return bool(nodes_to_evacuate(facts) or _terminations(facts))
 
 
-def termination_reason(facts: WorldFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
+def termination_reason(facts: MembershipFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
     """Returns why this live worker is about to be ended; empty: it is not."""
     announced_reason = announced_termination(facts, worker_like)
     worker = facts.workers.get(worker_id(worker_like)) if announced_reason else None
     return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced_reason
 
 
-def announced_termination(facts: WorldFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
+def announced_termination(facts: MembershipFacts, worker_like: Member | ObservedWorker | ObservedSession) -> str:
     """Returns who announced this worker's end, whether or not it has ended; empty: the end was not announced."""
     reasons = _terminations(facts)
     return reasons.get(worker_id(worker_like), "") if reasons else ""
 
 
 @cached_per_snapshot
-def _terminations(facts: WorldFacts) -> Mapping[WorkerId, str]:
+def _terminations(facts: MembershipFacts) -> Mapping[WorkerId, str]:
     """Returns all announced ends; computed once, because few workers have one and every worker is checked."""
     asked_to_terminate = {
         worker: "was asked to terminate" for worker, session in facts.sessions.items() if session.terminating
@@ -151,21 +151,23 @@ def _terminations(facts: WorldFacts) -> Mapping[WorkerId, str]:
     return {**asked_to_terminate, **_requested_deletions(facts), **ending_workers(facts.worker_list)}
 
 
-def _requested_deletions(facts: WorldFacts) -> Mapping[WorkerId, str]:
+def _requested_deletions(facts: MembershipFacts) -> Mapping[WorkerId, str]:
     """Returns workers whose requested deletion is not confirmed yet.
 
     It may still be carried out: a worker that a suspended job did not need would else be selected when the job resumes, and
     then end.
     """
-    if not facts.deletions:
+    if not facts.pending_deletions:
         return {}
-    live_workers = (w for w in facts.worker_list if w.uid in facts.deletions and w.phase in ("Pending", "Running"))
+    live_workers = (
+        w for w in facts.worker_list if w.uid in facts.pending_deletions and w.phase in ("Pending", "Running")
+    )
     return {worker_id(worker): "has a pending deletion" for worker in live_workers}
 
 
-def is_usable(facts: WorldNodeFacts, session: ObservedSession) -> bool:
+def is_usable(facts: MembershipNodeFacts, session: ObservedSession) -> bool:
     """Whether this agent's worker could be a member of the next generation."""
     worker = facts.workers.get(worker_id(session))
     if worker is None or worker.phase in ("Succeeded", "Failed") or termination_reason(facts, session):
         return False
-    return is_responsive(facts, session) and not node_lost(facts, session.node)
+    return is_responsive(facts, session) and not is_node_lost(facts, session.node)

@@ -38,14 +38,14 @@ from surefoot_operator.job_snapshot import (
     ObservedNode,
     ObservedPodGroups,
     ObservedPurge,
+    ObservedPurgeCall,
     ObservedSession,
     ObservedWorker,
     PendingCreate,
     PendingGroupCall,
     PersistentListing,
-    PurgeCallSeen,
 )
-from surefoot_operator.rejected_calls import RefusedCall
+from surefoot_operator.rejected_calls import RejectedCall
 
 # ---- cached values ---------------------------------------------------------------------------------------------------
 # Caches derived values while their source is unchanged. Nodes, memory servers and members of two thousand workers change
@@ -54,7 +54,7 @@ from surefoot_operator.rejected_calls import RefusedCall
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
-MAX_KEPT = 16
+MAX_CACHED_VALUES = 16
 """Cached values per function: the number of jobs that reconcile concurrently, and a few more."""
 
 
@@ -73,7 +73,7 @@ def cached_by_identity(function: Callable[Concatenate[S, P], T]) -> Callable[Con
         entry = cache.get(key)
         if entry is None:
             entry = cache[key] = (source, function(source, *arguments, **keywords))
-            if len(cache) > MAX_KEPT:
+            if len(cache) > MAX_CACHED_VALUES:
                 cache.popitem(last=False)
         else:
             cache.move_to_end(key)
@@ -155,7 +155,7 @@ def _announcement_of(worker: ObservedWorker) -> str:
 
 
 @cached_by_identity
-def fenced_at(servers: tuple[ObservedMemoryServer, ...], generation: int) -> tuple[ObservedMemoryServer, ...]:
+def fenced_servers_at(servers: tuple[ObservedMemoryServer, ...], generation: int) -> tuple[ObservedMemoryServer, ...]:
     """Lists the ready servers that are fenced at `generation` or later and were read since."""
     read = (h for h in servers if h.state == "Ready" and h.read_generation == generation)
     return tuple(h for h in read if h.fence is not None and h.fence >= generation)
@@ -165,12 +165,12 @@ def fenced_at(servers: tuple[ObservedMemoryServer, ...], generation: int) -> tup
 def fenced_endpoints(
     servers: tuple[ObservedMemoryServer, ...], generation: int
 ) -> Mapping[MemoryServerInstance, MemoryServerEndpoint]:
-    return {h.endpoint.instance: h.endpoint for h in fenced_at(servers, generation)}
+    return {h.endpoint.instance: h.endpoint for h in fenced_servers_at(servers, generation)}
 
 
 @cached_by_identity
 def servers_reading(servers: tuple[ObservedMemoryServer, ...], generation: int) -> TierReading:
-    return TierReading({h.endpoint.instance: h.entries for h in fenced_at(servers, generation)}, None)
+    return TierReading({h.endpoint.instance: h.entries for h in fenced_servers_at(servers, generation)}, None)
 
 
 @cached_by_identity
@@ -205,7 +205,7 @@ RECONNECT_GRACE_SECONDS = 0.25
 class JobFacts:
     """The job's spec and status, and the time: what every decision may read."""
 
-    _seen: JobSnapshot
+    _snapshot: JobSnapshot
     """The snapshot that all facts come from."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Values already derived from this snapshot; see `cached_per_snapshot`."""
@@ -213,20 +213,20 @@ class JobFacts:
     @property
     def now(self) -> float:
         """Unix time of the snapshot, in seconds."""
-        return self._seen.now_seconds
+        return self._snapshot.now_seconds
 
     @property
     def spec(self) -> TrainingJobSpec:
-        return self._seen.job.spec
+        return self._snapshot.job.spec
 
     @property
     def status(self) -> JobStatus:
-        return self._seen.status
+        return self._snapshot.status
 
     @property
     def membership(self) -> Membership:
         """The present membership; raises LookupError before the first claim."""
-        world = self._seen.status.membership
+        world = self._snapshot.status.membership
         if world is None:
             raise LookupError("this job has no membership yet")
         return world
@@ -234,29 +234,29 @@ class JobFacts:
     @property
     def running_generation(self) -> int:
         """The newest committed generation; 0 before the first."""
-        return self._seen.status.lineage[-1].generation if self._seen.status.lineage else 0
+        return self._snapshot.status.lineage[-1].generation if self._snapshot.status.lineage else 0
 
     @property
     def job(self) -> TrainingJob:
-        return self._seen.job
+        return self._snapshot.job
 
     @property
     def term_seconds(self) -> float:
         """Unix time since which this operator leads."""
-        return self._seen.term_seconds
+        return self._snapshot.term_seconds
 
     @property
-    def refusal(self) -> str:
+    def spec_rejection(self) -> str:
         """Why the platform rejects the job's spec; empty: it does not."""
-        return self._seen.spec_rejection
+        return self._snapshot.spec_rejection
 
     @property
-    def refused_calls(self) -> tuple[RefusedCall, ...]:
-        return self._seen.refused_calls
+    def rejected_calls(self) -> tuple[RejectedCall, ...]:
+        return self._snapshot.rejected_calls
 
 
 @dataclass(frozen=True)
-class WorldFacts(JobFacts):
+class MembershipFacts(JobFacts):
     """Facts about the job's workers, their agents' reports, and the members of its membership."""
 
     workers: Mapping[WorkerId, ObservedWorker]
@@ -268,32 +268,32 @@ class WorldFacts(JobFacts):
 
     @property
     def worker_list(self) -> tuple[ObservedWorker, ...]:
-        return self._seen.workers
+        return self._snapshot.workers
 
     @property
-    def creates(self) -> tuple[PendingCreate, ...]:
-        return self._seen.creates
+    def pending_creates(self) -> tuple[PendingCreate, ...]:
+        return self._snapshot.creates
 
     @property
     def pod_groups(self) -> ObservedPodGroups | None:
-        return self._seen.pod_groups
+        return self._snapshot.pod_groups
 
     @property
     def group_calls(self) -> tuple[PendingGroupCall, ...]:
-        return self._seen.group_calls
+        return self._snapshot.group_calls
 
     @property
-    def deletions(self) -> frozenset[str]:
-        return self._seen.deletions
+    def pending_deletions(self) -> frozenset[str]:
+        return self._snapshot.deletion_uids
 
     @property
-    def turned_away_seconds(self) -> float:
+    def retry_later_seconds(self) -> float:
         """Unix time at which agents last were asked to reconnect later; such agents may still be connecting."""
-        return self._seen.retry_later_seconds
+        return self._snapshot.retry_later_seconds
 
     @property
     def barrier(self) -> ObservedBarrier | None:
-        return self._seen.barrier
+        return self._snapshot.barrier
 
 
 @dataclass(frozen=True)
@@ -308,12 +308,12 @@ class NodeFacts(JobFacts):
 
     @property
     def node_list(self) -> tuple[ObservedNode, ...]:
-        return self._seen.nodes
+        return self._snapshot.nodes
 
     @property
     def free_nodes(self) -> int | None:
         """Number of nodes free for new workers; None: unknown."""
-        return self._seen.free_nodes
+        return self._snapshot.free_nodes
 
 
 @dataclass(frozen=True)
@@ -323,74 +323,74 @@ class TierFacts(JobFacts):
     servers: Mapping[MemoryServerInstance, ObservedMemoryServer]
 
     @property
-    def holder_list(self) -> tuple[ObservedMemoryServer, ...]:
-        return self._seen.servers
+    def server_list(self) -> tuple[ObservedMemoryServer, ...]:
+        return self._snapshot.servers
 
     @property
     def persistent(self) -> PersistentListing:
-        return self._seen.persistent
+        return self._snapshot.persistent
 
     @property
-    def older(self) -> PersistentListing:
+    def source_listing(self) -> PersistentListing:
         """The listing of the source job's folder."""
-        return self._seen.source_listing
+        return self._snapshot.source_listing
 
     @property
-    def covers(self) -> Covers:
-        return self._seen.covers
+    def layout_covers(self) -> Covers:
+        return self._snapshot.covers
 
     @property
-    def promoted(self) -> Mapping[Checkpoint, frozenset[RankSave]]:
+    def uploaded(self) -> Mapping[Checkpoint, frozenset[RankSave]]:
         """By checkpoint, the rank saves that agents reported as uploaded."""
-        return self._seen.uploaded
+        return self._snapshot.uploaded
 
     @property
-    def stumbled(self) -> Mapping[RankSave, int]:
+    def failed_uploads(self) -> Mapping[RankSave, int]:
         """By rank save, how often its upload failed."""
-        return self._seen.failed_uploads
+        return self._snapshot.failed_uploads
 
     @property
     def unreadable(self) -> frozenset[RankSave]:
-        return self._seen.unreadable
+        return self._snapshot.unreadable
 
     @property
-    def promotion_seconds(self) -> float | None:
+    def upload_seconds(self) -> float | None:
         """How long an upload takes; None: not measured yet."""
-        return self._seen.upload_seconds
+        return self._snapshot.upload_seconds
 
     @property
-    def refused_records(self) -> tuple[str, ...]:
-        return self._seen.refused_records
+    def rejected_records(self) -> tuple[str, ...]:
+        return self._snapshot.rejected_records
 
     @property
-    def memory_cleaned(self) -> bool:
-        return self._seen.memory_cleared
+    def is_memory_cleared(self) -> bool:
+        return self._snapshot.memory_cleared
 
     @property
     def purges(self) -> tuple[ObservedPurge, ...]:
-        return self._seen.purges
+        return self._snapshot.purges
 
     @property
-    def purge_call(self) -> PurgeCallSeen:
-        return self._seen.purge_call
+    def purge_call(self) -> ObservedPurgeCall:
+        return self._snapshot.purge_call
 
     @property
-    def uploads(self) -> bool:
-        return self._seen.uploads
+    def uploads_newest(self) -> bool:
+        return self._snapshot.upload_now
 
 
 @dataclass(frozen=True)
-class WorldNodeFacts(WorldFacts, NodeFacts):
+class MembershipNodeFacts(MembershipFacts, NodeFacts):
     """Facts about the membership and the nodes."""
 
 
 @dataclass(frozen=True)
-class WorldTierFacts(WorldFacts, TierFacts):
+class MembershipTierFacts(MembershipFacts, TierFacts):
     """Facts about the membership and the tiers."""
 
 
 @dataclass(frozen=True)
-class Facts(WorldNodeFacts, WorldTierFacts):
+class Facts(MembershipNodeFacts, MembershipTierFacts):
     """All facts of a snapshot, with its indexes, built once per plan.
 
     Without the indexes, each decision about a worker would search every list.
@@ -398,11 +398,11 @@ class Facts(WorldNodeFacts, WorldTierFacts):
 
     @property
     def snapshot(self) -> JobSnapshot:
-        return self._seen
+        return self._snapshot
 
     def with_status(self, status: JobStatus) -> Facts:
         """Returns these facts under another status of the same membership; if its members differ, call `gather` again."""
-        return replace(self, _seen=replace(self._seen, status=status))
+        return replace(self, _snapshot=replace(self._snapshot, status=status))
 
 
 F = TypeVar("F", bound=JobFacts)
@@ -428,7 +428,7 @@ def cached_per_snapshot(function: Callable[Concatenate[F, P], T]) -> Callable[Co
     return once
 
 
-def gather(snapshot: JobSnapshot) -> Facts:
+def build_facts(snapshot: JobSnapshot) -> Facts:
     """Indexes the snapshot once for all decisions."""
     # Which agents are responsive changes with time alone, so it is computed for every snapshot.
     sessions = sessions_by_id(snapshot.sessions)
@@ -466,7 +466,7 @@ def is_responsive(facts: JobFacts, session: ObservedSession) -> bool:
 
 
 @cached_per_snapshot
-def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, ObservedSession | None], ...]:
+def member_sessions(facts: MembershipFacts) -> tuple[tuple[Member, ObservedSession | None], ...]:
     """Pairs each member with its agent's session; None if that is missing or belongs to another incarnation."""
     pairs: list[tuple[Member, ObservedSession | None]] = []
     for worker, member in facts.members.items():
@@ -477,25 +477,25 @@ def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, ObservedSession | 
 
 
 @cached_per_snapshot
-def barrier_checkpoint(facts: WorldFacts) -> Checkpoint | None:
+def barrier_checkpoint(facts: MembershipFacts) -> Checkpoint | None:
     """Returns the bound barrier's checkpoint once every rank waits there; None: not every rank does."""
     membership, observed = facts.status.membership, facts.barrier
     if membership is None or membership.state != "Committed" or not membership.members or observed is None:
         return None
-    barrier = observed.sent
+    barrier = observed.barrier
     if (barrier.generation, barrier.phase) != (membership.generation, "bound"):
         return None
-    all_wait = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
+    all_wait = all(s is not None and does_wait_at_barrier(s, barrier) for _, s in member_sessions(facts))
     return Checkpoint(barrier.generation, barrier.step) if all_wait else None
 
 
-def waits_at(session: ObservedSession, barrier: Barrier) -> bool:
+def does_wait_at_barrier(session: ObservedSession, barrier: Barrier) -> bool:
     """Whether all ranks of this agent wait at the barrier."""
     return (session.generation, session.barrier_step) == (barrier.generation, barrier.step)
 
 
 @cached_per_snapshot
-def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
+def final_checkpoint(facts: MembershipFacts) -> Checkpoint | None:
     """Returns the checkpoint of the last step once every member finished, saved or not; None: not finished.
 
     A generation without a step of its own ended at the checkpoint that it restored.
@@ -510,7 +510,7 @@ def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
 
 
 @cached_per_snapshot
-def is_broken(facts: WorldFacts) -> bool:
+def has_trainer_failed(facts: MembershipFacts) -> bool:
     """Whether a trainer of the committed generation has failed."""
     generation = facts.membership.generation
     return any(
@@ -519,24 +519,24 @@ def is_broken(facts: WorldFacts) -> bool:
 
 
 @cached_per_snapshot
-def sessions_in_generation(facts: WorldFacts, generation: int) -> tuple[ObservedSession, ...]:
+def sessions_in_generation(facts: MembershipFacts, generation: int) -> tuple[ObservedSession, ...]:
     """Lists the sessions whose reports (step, exit, barrier …) are about this generation."""
     return tuple(s for s in facts.sessions.values() if s.generation == generation)
 
 
 @cached_per_snapshot
-def step_of(facts: WorldFacts, generation: int) -> int:
+def step_of(facts: MembershipFacts, generation: int) -> int:
     """Returns the highest step that any rank of this generation finished; 0: none."""
     return max((s.progress.step for s in sessions_in_generation(facts, generation)), default=0)
 
 
-def last_step(facts: WorldFacts) -> int:
+def last_step(facts: MembershipFacts) -> int:
     """Returns the last step that the present generation finished or restored."""
     return max(step_of(facts, facts.membership.generation), facts.membership.start_step)
 
 
 @cached_per_snapshot
-def has_stepped(facts: WorldFacts, generation: int) -> bool:
+def has_stepped(facts: MembershipFacts, generation: int) -> bool:
     """Whether this generation made a step after the one it restored."""
     start_step = facts.membership.start_step
     return any(
@@ -545,7 +545,7 @@ def has_stepped(facts: WorldFacts, generation: int) -> bool:
 
 
 @cached_per_snapshot
-def last_step_seconds(facts: WorldFacts, generation: int) -> float | None:
+def last_step_seconds(facts: MembershipFacts, generation: int) -> float | None:
     """Returns when a step of this generation was last reported (Unix time); None: no step was.
 
     A new operator, which cannot know when a step was made before its term, counts from the agent's connection.
@@ -561,14 +561,14 @@ def last_step_seconds(facts: WorldFacts, generation: int) -> float | None:
 
 
 @cached_per_snapshot
-def seconds_per_step(facts: WorldFacts) -> float | None:
+def seconds_per_step(facts: MembershipFacts) -> float | None:
     """Returns the slowest rank's step time; None while unknown."""
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
 
 
-def progressing_until(facts: WorldFacts, since_seconds: float) -> float | None:
+def progress_proof_end(facts: MembershipFacts, since_seconds: float) -> float | None:
     """Returns until when a step reported after `since_seconds` proves that ranks live (Unix time); None: no proof.
 
     One step may still be reported just after a rank died, so a step counts for two step times only, and until the next could
@@ -585,7 +585,7 @@ def progressing_until(facts: WorldFacts, since_seconds: float) -> float | None:
     return deadline if facts.now < deadline else None
 
 
-def data_read(facts: WorldFacts, generation: int) -> DataProgress | None:
+def data_progress(facts: MembershipFacts, generation: int) -> DataProgress | None:
     """Returns a generation's progress through its data; None without an elastic loader."""
     progress_reports = [s.progress for s in sessions_in_generation(facts, generation)]
     epochs, step_seconds = mean_epochs(progress_reports), seconds_per_step(facts)
@@ -595,7 +595,7 @@ def data_read(facts: WorldFacts, generation: int) -> DataProgress | None:
     return DataProgress(round(epochs, 4), float(f"{samples / step_seconds:.3g}") if samples and step_seconds else None)
 
 
-def mean_reported_loss(facts: WorldFacts, generation: int) -> float | None:
+def mean_reported_loss(facts: MembershipFacts, generation: int) -> float | None:
     """Returns the mean loss of a generation's workers; None if none reported any."""
     losses = [s.progress.loss for s in sessions_in_generation(facts, generation) if s.progress.loss is not None]
     return sum(losses) / len(losses) if losses else None
@@ -609,11 +609,11 @@ def saving_steps(facts: JobFacts) -> int:
 
 def fenced_servers(facts: TierFacts, generation: int) -> tuple[ObservedMemoryServer, ...]:
     """Lists memory servers fenced at `generation` or later and read since, directly or via an agent."""
-    return fenced_at(facts.holder_list, generation)
+    return fenced_servers_at(facts.server_list, generation)
 
 
 @cached_per_snapshot
-def reading_at(facts: TierFacts, generation: int) -> TierReading:
+def tier_reading(facts: TierFacts, generation: int) -> TierReading:
     """Returns the readings of all tiers for a generation; servers that were not read are left out."""
     persistent = facts.persistent
     persistent_entries = persistent.entries if persistent.read_generation == generation else None
@@ -623,7 +623,7 @@ def reading_at(facts: TierFacts, generation: int) -> TierReading:
 
 def memory_reading(facts: TierFacts, generation: int) -> TierReading:
     """Returns the reading of the memory servers alone for a generation."""
-    return servers_reading(facts.holder_list, generation)
+    return servers_reading(facts.server_list, generation)
 
 
 def topology_of_job(facts: NodeFacts) -> Topology:
@@ -633,7 +633,7 @@ def topology_of_job(facts: NodeFacts) -> Topology:
 
 def domains_of(facts: TierFacts) -> dict[MemoryServerInstance, str]:
     """Returns the failure domain of each memory server."""
-    return server_domains(facts.holder_list)
+    return server_domains(facts.server_list)
 
 
 @cached_per_snapshot

@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from surefoot.protocol.hangs import find_outlier, find_outlier_rank, learned_limit_seconds
+from surefoot.protocol.hangs import find_collective_outlier, find_stack_outlier, hang_suspicion_seconds
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.text import join_names
 from surefoot_operator.api.status import Member
 from surefoot_operator.job_snapshot import HangEvidence, ObservedExit, ObservedSession, ObservedWorker
-from surefoot_operator.policy.core.availability import NO_CONTACT_SECONDS, announced_termination, node_lost
+from surefoot_operator.policy.core.availability import NO_CONTACT_SECONDS, announced_termination, is_node_lost
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
     JobFacts,
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     cached_per_snapshot,
     has_stepped,
     is_responsive,
     last_step_seconds,
     member_sessions,
-    progressing_until,
+    progress_proof_end,
     seconds_per_step,
     sessions_in_generation,
     step_of,
@@ -90,23 +90,23 @@ _ABSENT_RECHECK_SECONDS = 0.25
 
 
 @cached_per_snapshot
-def connection_deadline(facts: WorldFacts) -> float:
+def connection_deadline(facts: MembershipFacts) -> float:
     """Returns when every living agent must have tried to connect, judged by the newest connection."""
     newest_connection_seconds = max(
         (s.since_seconds for s in facts.sessions.values() if s.connected), default=-math.inf
     )
-    return max(facts.term_seconds, facts.turned_away_seconds, newest_connection_seconds) + RECONNECT_RETRY_SECONDS
+    return max(facts.term_seconds, facts.retry_later_seconds, newest_connection_seconds) + RECONNECT_RETRY_SECONDS
 
 
 @cached_per_snapshot
-def most_members_connected(facts: WorldFacts) -> bool:
+def most_members_connected(facts: MembershipFacts) -> bool:
     """Whether at least half of the members have a responsive agent connected to this leader."""
     responsive_count = sum(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts))
     return responsive_count > 0 and 2 * responsive_count >= len(facts.members)
 
 
 @cached_per_snapshot
-def absent_member_deadline(facts: WorldFacts) -> float | None:
+def absent_member_deadline(facts: MembershipFacts) -> float | None:
     """Returns how long to wait for members that never connected; None: the others give no evidence against them."""
     if not most_members_connected(facts):
         return None
@@ -136,7 +136,7 @@ def _is_training(facts: JobFacts, session: ObservedSession) -> bool:
 # not be inspected.
 
 
-def blame_node_if_evident(facts: WorldNodeFacts, failure: Failure, exit_report: ObservedExit) -> Failure:
+def blame_node_if_evident(facts: MembershipNodeFacts, failure: Failure, exit_report: ObservedExit) -> Failure:
     """Returns the failure with the blame on the node if its checks or its OOM killer show that.
 
     A repetition without a new step still counts as no progress: a program without a memory limit may fill a node.
@@ -152,7 +152,7 @@ def blame_node_if_evident(facts: WorldNodeFacts, failure: Failure, exit_report: 
     return replace(failure, node=None) if _has_pod_limit(facts) else failure
 
 
-def container_killed(failure: Failure, worker: ObservedWorker | None) -> Failure:
+def blame_oom_killer(failure: Failure, worker: ObservedWorker | None) -> Failure:
     """Returns the failure with a reason that names the OOM killer if it killed the worker's whole container.
 
     The platform does not report whose memory limit was exceeded, so the failure counts only if it repeats without a new step.
@@ -187,7 +187,7 @@ class OutlierRank:
     rank: int | None
     text: str
     """The difference: continues a sentence whose subject is the rank; a whole sentence if `rank` is None."""
-    program: bool = False
+    is_program_fault: bool = False
     """True if the program's ranks took different code paths, so that no node is at fault."""
 
 
@@ -196,15 +196,15 @@ def find_hang_outlier(evidence: Sequence[HangEvidence]) -> OutlierRank | None:
     # A collective counts only if every rank that reported a stack also reported its collectives.
     places = [place for worker_evidence in evidence for place in worker_evidence.stacks]
     calls = [call for worker_evidence in evidence for call in worker_evidence.collectives]
-    by_stack = find_outlier_rank(places)
+    by_stack = find_stack_outlier(places)
     covers_same_ranks = {rank for call in calls for rank in call.ranks} == {
         rank for place in places for rank in place.ranks
     }
-    by_call = find_outlier(calls) if covers_same_ranks else None
+    by_call = find_collective_outlier(calls) if covers_same_ranks else None
     if by_call is None:
         return None if by_stack is None else OutlierRank(by_stack[0], f"is {by_stack[1]}, all others wait elsewhere")
     if by_stack is None or by_call.rank is None:
-        return OutlierRank(by_call.rank, by_call.text, by_call.program)
+        return OutlierRank(by_call.rank, by_call.text, by_call.is_program_fault)
     rank, place = by_stack
     if rank != by_call.rank:
         return OutlierRank(
@@ -212,7 +212,7 @@ def find_hang_outlier(evidence: Sequence[HangEvidence]) -> OutlierRank | None:
             f"no rank is blamed: by its stack, rank {rank} differs ({place}); by its collectives,"
             f" rank {by_call.rank}, which {by_call.text}",
         )
-    return OutlierRank(rank, f"is {place}, all others wait elsewhere, and {by_call.text}", by_call.program)
+    return OutlierRank(rank, f"is {place}, all others wait elsewhere, and {by_call.text}", by_call.is_program_fault)
 
 
 # ---- hangs -----------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def find_hang_outlier(evidence: Sequence[HangEvidence]) -> OutlierRank | None:
 _MAX_NAMED = 8
 
 
-def detect_hang(facts: WorldFacts) -> Failure | Recheck | None:
+def detect_hang(facts: MembershipFacts) -> Failure | Recheck | None:
     """Returns a hang or a missed startup deadline, or when to recheck."""
     generation = facts.membership.generation
     if not _unfinished_sessions(facts):
@@ -249,7 +249,7 @@ def detect_hang(facts: WorldFacts) -> Failure | Recheck | None:
     return Recheck(deadline_seconds) if facts.now < deadline_seconds else _build_hang_failure(facts, deadline_seconds)
 
 
-def _hang_timeout_seconds(facts: WorldFacts) -> float:
+def _hang_timeout_seconds(facts: MembershipFacts) -> float:
     """Returns the longest allowed time without a step, whatever the stacks show; announced pauses extend it."""
     announced_pauses_seconds = [
         s.progress.pause_seconds or 0.0 for s in _unfinished_sessions(facts) if s.progress.pause_reason
@@ -257,7 +257,7 @@ def _hang_timeout_seconds(facts: WorldFacts) -> float:
     return max(facts.spec.health_policy.step_timeout_seconds, *announced_pauses_seconds, 0.0)
 
 
-def _hang_by_stacks(facts: WorldFacts, last_seconds: float) -> Failure | Recheck | None:
+def _hang_by_stacks(facts: MembershipFacts, last_seconds: float) -> Failure | Recheck | None:
     """Detects a hang before the step timeout if the stacks of all ranks show no progress.
 
     It does not apply while a rank has announced a pause, nor at the step of the last hang: if the program really needs long
@@ -278,7 +278,7 @@ def _hang_by_stacks(facts: WorldFacts, last_seconds: float) -> Failure | Recheck
         return None
     max_seconds = facts.spec.health_policy.step_timeout_seconds
     step_times = [seconds for s in running for seconds in s.timings.steps]
-    deadline_seconds = last_seconds + learned_limit_seconds(step_times, max_seconds)
+    deadline_seconds = last_seconds + hang_suspicion_seconds(step_times, max_seconds)
     if facts.now < deadline_seconds:
         return Recheck(deadline_seconds)
     if deadline_seconds >= last_seconds + max_seconds:
@@ -290,7 +290,7 @@ def _hang_by_stacks(facts: WorldFacts, last_seconds: float) -> Failure | Recheck
     return _build_hang_failure(facts, deadline_seconds, evidence)
 
 
-def reported_hang(facts: WorldFacts) -> Failure | None:
+def find_reported_hang(facts: MembershipFacts) -> Failure | None:
     """Returns the hang that agents reported because their own watchdog timers ran out first."""
     generation = facts.membership.generation
     hang_exits = [
@@ -298,10 +298,10 @@ def reported_hang(facts: WorldFacts) -> Failure | None:
         for _, s in member_sessions(facts)
         if s is not None and s.exit is not None and s.exit.generation == generation and s.exit.kind == "hang"
     ]
-    return _build_hang_failure(facts, min(e.at_seconds for e in hang_exits)) if hang_exits else None
+    return _build_hang_failure(facts, min(e.received_seconds for e in hang_exits)) if hang_exits else None
 
 
-def _build_hang_failure(facts: WorldFacts, at_seconds: float, evidence: str | None = None) -> Failure:
+def _build_hang_failure(facts: MembershipFacts, at_seconds: float, evidence: str | None = None) -> Failure:
     """Builds the failure, and blames the one rank with another stack, collective or step, if there is one."""
     members = [s for _, s in member_sessions(facts) if s is not None]
     if evidence is None:
@@ -312,9 +312,9 @@ def _build_hang_failure(facts: WorldFacts, at_seconds: float, evidence: str | No
     if outlier is not None and outlier.rank is not None:
         worker = facts.membership.members[outlier.rank // facts.spec.nproc_per_node]
         location = f"rank {outlier.rank} on worker {worker.index} {outlier.text}"
-        if outlier.program:
+        if outlier.is_program_fault:
             location += ": the program's ranks take different code paths, no node is at fault"
-        node = None if outlier.program else worker.node
+        node = None if outlier.is_program_fault else worker.node
         return replace(
             Failure("hang", f"{evidence}; {location}", at_seconds, worker.index, node, True), rank=outlier.rank
         )
@@ -334,13 +334,13 @@ def _build_hang_failure(facts: WorldFacts, at_seconds: float, evidence: str | No
     )
 
 
-def _find_outlier(facts: WorldFacts) -> OutlierRank | None:
+def _find_outlier(facts: MembershipFacts) -> OutlierRank | None:
     """Returns the rank that differs in stack or collective; None: the evidence is incomplete or names none."""
     reports = _collect_hang_evidence(facts)
     return None if reports is None else find_hang_outlier(reports)
 
 
-def _collect_hang_evidence(facts: WorldFacts) -> tuple[HangEvidence, ...] | None:
+def _collect_hang_evidence(facts: MembershipFacts) -> tuple[HangEvidence, ...] | None:
     """Returns the evidence of all ranks about the missing step; None while an agent is silent or has sent none."""
     reports = tuple(
         s.hang_evidence
@@ -350,7 +350,7 @@ def _collect_hang_evidence(facts: WorldFacts) -> tuple[HangEvidence, ...] | None
     return reports if len(reports) == len(facts.membership.members) else None
 
 
-def _unfinished_sessions(facts: WorldFacts) -> list[ObservedSession]:
+def _unfinished_sessions(facts: MembershipFacts) -> list[ObservedSession]:
     """Lists the members' sessions whose trainers have not finished the present generation."""
     generation = facts.membership.generation
     return [
@@ -358,7 +358,7 @@ def _unfinished_sessions(facts: WorldFacts) -> list[ObservedSession]:
     ]
 
 
-def _rearmost_session(facts: WorldFacts) -> ObservedSession | None:
+def _rearmost_session(facts: MembershipFacts) -> ObservedSession | None:
     """Returns the only worker at the lowest step; None if there are several or an agent is not responsive."""
     running = _unfinished_sessions(facts)
     if len(running) < len(facts.membership.members) or not all(is_responsive(facts, s) for s in running):
@@ -370,7 +370,7 @@ def _rearmost_session(facts: WorldFacts) -> ObservedSession | None:
     return sessions_at_lowest_step[0] if len(sessions_at_lowest_step) == 1 else None
 
 
-def _describe_steps(facts: WorldFacts, rearmost: ObservedSession | None) -> str:
+def _describe_steps(facts: MembershipFacts, rearmost: ObservedSession | None) -> str:
     """Describes which ranks are at which step, and which exited with code 0."""
     running = _unfinished_sessions(facts)
     lowest_step = min((s.progress.step for s in running), default=0)
@@ -427,14 +427,14 @@ _RECHECK_SECONDS = 0.25
 class Detection:
     """The failures of one observation, most likely cause first."""
 
-    losses: tuple[Failure, ...] = ()
-    frozen: str | None = None
+    failures: tuple[Failure, ...] = ()
+    partition_reason: str | None = None
     """Why nothing is decided: the operator itself may be partitioned. None: failures may be acted on."""
     recheck_seconds: tuple[float, ...] = ()
     """Unix times at which a suspicion becomes a failure or ends."""
 
 
-def detect_failures(facts: WorldNodeFacts) -> Detection:
+def detect_failures(facts: MembershipNodeFacts) -> Detection:
     """Finds everything that ended the committed generation, as known now."""
     generation = facts.membership.generation
     exits = [
@@ -469,7 +469,7 @@ def detect_failures(facts: WorldNodeFacts) -> Detection:
         failures = [failure for failure in failures if failure.corroborated]
     else:
         partition_reason = None
-    hang = reported_hang(facts)
+    hang = find_reported_hang(facts)
     failures += (hang,) if hang is not None else ()
     # a missing step is the effect of any failure found so far, and then no finding of its own
     for finding in (
@@ -492,7 +492,7 @@ def _is_well(facts: JobFacts, worker: ObservedWorker | None, session: ObservedSe
 
 
 def _judge_member(
-    facts: WorldNodeFacts,
+    facts: MembershipNodeFacts,
     member: Member,
     observed: tuple[ObservedWorker | None, ObservedSession | None],
     has_trainer_exits: bool,
@@ -524,11 +524,11 @@ def _judge_member(
 
 
 def _failure_by_platform(
-    facts: WorldNodeFacts, member: Member, worker: ObservedWorker | None, session: ObservedSession | None
+    facts: MembershipNodeFacts, member: Member, worker: ObservedWorker | None, session: ObservedSession | None
 ) -> Failure | None:
     """Returns the failure that the platform's status of the pod or node proves; None: it proves none."""
     first_sign_seconds = session.since_seconds if session is not None and not session.connected else facts.now
-    node_is_lost = node_lost(facts, member.node)
+    node_is_lost = is_node_lost(facts, member.node)
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
         return None
     has_ended = worker is None or worker.phase in ("Succeeded", "Failed")
@@ -550,10 +550,10 @@ def _failure_by_platform(
         )
     detail = f" ({worker.message})" if worker.message else ""
     reason = f"worker {member.index} {worker.exit_description}{detail}"
-    return container_killed(Failure("agent-lost", reason, first_sign_seconds, *_worker_and_node_of(member)), worker)
+    return blame_oom_killer(Failure("agent-lost", reason, first_sign_seconds, *_worker_and_node_of(member)), worker)
 
 
-def _judge_never_connected(facts: WorldNodeFacts, member: Member) -> Failure | Recheck | None:
+def _judge_never_connected(facts: MembershipNodeFacts, member: Member) -> Failure | Recheck | None:
     """Judges a member that has never connected to this leader."""
     worker = facts.workers.get(worker_id(member))
     if worker is not None and worker.phase == "Succeeded":
@@ -564,13 +564,13 @@ def _judge_never_connected(facts: WorldNodeFacts, member: Member) -> Failure | R
         return Failure("worker-silent", reason, absent_deadline, *_worker_and_node_of(member), corroborated=False)
     if facts.now < contact_deadline:
         return Recheck(contact_deadline if absent_deadline is None else min(contact_deadline, absent_deadline))
-    if worker is not None and worker.phase == "Running" and not node_lost(facts, member.node):
+    if worker is not None and worker.phase == "Running" and not is_node_lost(facts, member.node):
         return None
     reason = f"worker {member.index} has not connected since this operator started, and nothing reports it running"
     return Failure("worker-silent", reason, contact_deadline, *_worker_and_node_of(member))
 
 
-def _trainer_failure(facts: WorldNodeFacts, session: ObservedSession, member: Member) -> Failure | None:
+def _trainer_failure(facts: MembershipNodeFacts, session: ObservedSession, member: Member) -> Failure | None:
     """Builds the failure of a trainer that exited, with the blame on the node if that is evident."""
     exit_report = session.exit
     if exit_report is None:
@@ -578,7 +578,7 @@ def _trainer_failure(facts: WorldNodeFacts, session: ObservedSession, member: Me
     exit_text = f"signal {-exit_report.code}" if exit_report.code < 0 else f"exit code {exit_report.code}"
     cause_clause = f": {exit_report.cause}" if exit_report.cause else ""
     reason = f"rank {exit_report.rank} on worker {member.index} ended with {exit_text}{cause_clause}"
-    at_seconds = exit_report.at_seconds
+    at_seconds = exit_report.received_seconds
     failure = Failure(
         "trainer-failed",
         reason,
@@ -604,14 +604,14 @@ def _unreadable_failure(facts: JobFacts, session: ObservedSession, member: Membe
             reason,
             facts.now,
             *_worker_and_node_of(member),
-            unreadable_checkpoint=checkpoint if checkpoint.imported else None,
+            unreadable_checkpoint=checkpoint if checkpoint.is_imported else None,
         )
     reason = f"every copy of some block of {checkpoint} is damaged ({detail})"
     return Failure("unreadable", reason, facts.now, *_worker_and_node_of(member), unreadable_checkpoint=checkpoint)
 
 
 def _judge_broken_connection(
-    facts: WorldFacts, session: ObservedSession, member: Member, has_trainer_exits: bool
+    facts: MembershipFacts, session: ObservedSession, member: Member, has_trainer_exits: bool
 ) -> Failure | Recheck | None:
     """Judges a member whose connection broke: lost, or when to recheck.
 
@@ -620,7 +620,7 @@ def _judge_broken_connection(
     must stay away for the heartbeat timeout.
     """
     if not has_trainer_exits:
-        progress_deadline = progressing_until(facts, session.since_seconds)
+        progress_deadline = progress_proof_end(facts, session.since_seconds)
         if progress_deadline is not None:
             return Recheck(progress_deadline)
         silence_deadline = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
@@ -633,7 +633,7 @@ def _judge_broken_connection(
     return Failure("agent-lost", reason, session.since_seconds, *_worker_and_node_of(member), corroborated=False)
 
 
-def _step_overdue_seconds(facts: WorldFacts, since_seconds: float) -> float:
+def _step_overdue_seconds(facts: MembershipFacts, since_seconds: float) -> float:
     """Returns from when on a missing step is evidence about a connection that broke at `since_seconds`."""
     last_step_at_seconds, step_seconds = last_step_seconds(facts, facts.membership.generation), seconds_per_step(facts)
     if last_step_at_seconds is None or step_seconds is None:
@@ -643,7 +643,7 @@ def _step_overdue_seconds(facts: WorldFacts, since_seconds: float) -> float:
     return max(since_seconds + RECONNECT_SECONDS, next_report_seconds)
 
 
-def _is_step_confirmed_missing(facts: WorldFacts, overdue_seconds: float) -> bool:
+def _is_step_confirmed_missing(facts: MembershipFacts, overdue_seconds: float) -> bool:
     """Whether another rank reported after `overdue_seconds`, still without a further step."""
     return any(
         s.connected and s.last_message_seconds >= overdue_seconds
@@ -651,13 +651,13 @@ def _is_step_confirmed_missing(facts: WorldFacts, overdue_seconds: float) -> boo
     )
 
 
-def _judge_silence(facts: WorldFacts, session: ObservedSession, member: Member) -> Failure | Recheck | None:
+def _judge_silence(facts: MembershipFacts, session: ObservedSession, member: Member) -> Failure | Recheck | None:
     """Judges a member whose connection is open but whose heartbeats stopped: lost, or when to recheck."""
     silence_deadline = session.last_message_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
     if facts.now <= silence_deadline:
         return Recheck(silence_deadline)
     # others report their steps with each heartbeat, however many they make in between
-    progress_deadline = progressing_until(facts, session.last_message_seconds)
+    progress_deadline = progress_proof_end(facts, session.last_message_seconds)
     if progress_deadline is not None:
         return Recheck(progress_deadline)
     timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds
@@ -666,14 +666,14 @@ def _judge_silence(facts: WorldFacts, session: ObservedSession, member: Member) 
 
 
 def _judge_secondary_failures(
-    facts: WorldFacts, exits: list[ObservedSession], failures: list[Failure]
+    facts: MembershipFacts, exits: list[ObservedSession], failures: list[Failure]
 ) -> Failure | Recheck | None:
     """Judges trainers that exited because a peer's connection broke while no first cause is known."""
     if failures or not exits:
         return None
     # Wait a moment: the first cause may be reported after its effects.
-    first_exit = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.at_seconds)
-    deadline_seconds = first_exit.at_seconds + RECONNECT_GRACE_SECONDS
+    first_exit = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.received_seconds)
+    deadline_seconds = first_exit.received_seconds + RECONNECT_GRACE_SECONDS
     if facts.now < deadline_seconds:
         return Recheck(deadline_seconds)
     secondary_text = f"rank {first_exit.rank} lost its peers ({first_exit.cause or 'connection broke'})"
@@ -688,11 +688,11 @@ def _judge_secondary_failures(
     if not finished_ranks and terminating_member is not None:
         reason = f"worker {terminating_member.index} {announced_termination(facts, terminating_member)}, and ended before all ranks could save at a barrier: {secondary_text}"
         return Failure(
-            "agent-lost", reason, first_exit.at_seconds, *_worker_and_node_of(terminating_member), expected=True
+            "agent-lost", reason, first_exit.received_seconds, *_worker_and_node_of(terminating_member), expected=True
         )
     if not finished_ranks:
         failure = Failure(
-            "trainer-failed", f"{secondary_text}, cause unknown", first_exit.at_seconds, exit_code=first_exit.code
+            "trainer-failed", f"{secondary_text}, cause unknown", first_exit.received_seconds, exit_code=first_exit.code
         )
         return replace(failure, unexplained=True)
     member, session, rank = finished_ranks[0]
@@ -702,11 +702,13 @@ def _judge_secondary_failures(
         f" others still train: {secondary_text}"
     )
     if len(finished_ranks) > 1:
-        return Failure("trainer-failed", reason, first_exit.at_seconds, caused_by_program=True, exit_code=0)
-    return Failure("trainer-failed", reason, first_exit.at_seconds, *_worker_and_node_of(member), True, 0, rank=rank)
+        return Failure("trainer-failed", reason, first_exit.received_seconds, caused_by_program=True, exit_code=0)
+    return Failure(
+        "trainer-failed", reason, first_exit.received_seconds, *_worker_and_node_of(member), True, 0, rank=rank
+    )
 
 
-def observed_death(facts: WorldNodeFacts) -> Failure | None:
+def find_dead_member(facts: MembershipNodeFacts) -> Failure | None:
     """Returns the failure of the first member that ended or stopped sending heartbeats; None: all live."""
     for worker, (member, session) in zip(facts.members, member_sessions(facts), strict=True):
         platform_failure = _failure_by_platform(facts, member, facts.workers.get(worker), session)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from surefoot_operator.api.status import Incident, JobStatus
-from surefoot_operator.policy.failure.incidents import MAX_KEPT
+from surefoot_operator.policy.failure.incidents import MAX_INCIDENTS
 
 WORKER_INCIDENT_SECONDS = 100 * 86400.0
 """Prior: mean time between failures of one worker. Large trainings report 50 to 300 days per node."""
@@ -45,24 +45,24 @@ class Risk:
     """Probability that an incident takes every copy in memory, so that only the persistent tier helps."""
 
     @property
-    def from_memory_seconds(self) -> float:
+    def memory_recovery_interval_seconds(self) -> float:
         """Mean time between incidents that memory recovers from."""
         return 1.0 / (self.incidents_per_second * (1.0 - self.memory_loss_probability))
 
     @property
-    def from_persistent_seconds(self) -> float:
+    def persistent_recovery_interval_seconds(self) -> float:
         """Mean time between incidents that only the persistent tier recovers from."""
         return 1.0 / (self.incidents_per_second * self.memory_loss_probability)
 
 
-def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
+def estimate_risk(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
     """Estimates a job's failure rate from the incidents in its status and a prior.
 
     `replicas`: copies that a save has in memory now. Planned changes are not counted: they lose nothing.
     """
     incidents = status.incidents
     start_seconds = status.start_seconds if status.start_seconds is not None else now
-    if len(incidents) >= MAX_KEPT:
+    if len(incidents) >= MAX_INCIDENTS:
         start_seconds = incidents[0].detected_seconds  # the status keeps no older incidents
     unplanned = [incident for incident in incidents if incident.kind != "planned"]
     rate = _incident_rate(len(unplanned), max(0.0, now - start_seconds), workers)

@@ -10,19 +10,19 @@ from dataclasses import replace
 from surefoot.protocol.checkpoints.save_state import join_sources
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
-from surefoot_operator.policy.core.availability import is_usable, node_lost
+from surefoot_operator.policy.core.availability import is_node_lost, is_usable
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     has_stepped,
     member_sessions,
     sessions_in_generation,
     step_of,
 )
 from surefoot_operator.policy.failure.failure_detection import Failure
-from surefoot_operator.policy.failure.spare_workers import newest_attempts
+from surefoot_operator.policy.failure.spare_workers import newest_responsive_sessions
 
-MAX_KEPT = 10
+MAX_INCIDENTS = 10
 """Incidents kept in the status."""
 
 WORKER_LOSS_KINDS = ("node-lost", "agent-lost", "worker-silent")
@@ -37,7 +37,7 @@ MAX_OLD_DETAIL_CHARACTERS = 500
 Incidents = tuple[Incident, ...]
 
 
-def append_incident(facts: WorldFacts, failure: Failure, last_step: int) -> Incidents:
+def append_incident(facts: MembershipFacts, failure: Failure, last_step: int) -> Incidents:
     """Returns the incidents with the failure that ends the present generation."""
     incident = Incident(
         kind=failure.kind,
@@ -54,10 +54,10 @@ def append_incident(facts: WorldFacts, failure: Failure, last_step: int) -> Inci
         detail=_join_exit_details(facts, facts.membership.generation),
     )
     older_incidents = (replace(i, detail=i.detail[:MAX_OLD_DETAIL_CHARACTERS]) for i in facts.status.incidents)
-    return (*older_incidents, incident)[-MAX_KEPT:]
+    return (*older_incidents, incident)[-MAX_INCIDENTS:]
 
 
-def end_with_incident(facts: WorldFacts, failure: Failure, last_step: int) -> Incidents:
+def end_with_incident(facts: MembershipFacts, failure: Failure, last_step: int) -> Incidents:
     """Returns the incidents with the failure that ends the job, for which no claim follows."""
     older_incidents, last_incident = (incidents := append_incident(facts, failure, last_step))[:-1], incidents[-1]
     return (*older_incidents, replace(last_incident, claimed_seconds=None))
@@ -68,7 +68,7 @@ def open_incident(incidents: Incidents) -> Incident | None:
     return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
 
 
-def record_phases(facts: WorldNodeFacts, incidents: Incidents, stopped: bool, fenced: bool) -> Incidents:
+def record_phases(facts: MembershipNodeFacts, incidents: Incidents, stopped: bool, fenced: bool) -> Incidents:
     """Records when trainers had stopped and when the memory servers were fenced and read.
 
     A broken connection becomes a lost node once the platform reports the node lost.
@@ -84,12 +84,12 @@ def record_phases(facts: WorldNodeFacts, incidents: Incidents, stopped: bool, fe
     if len(detail) > len(incident.detail):
         incident = replace(incident, detail=detail)  # each worker adds its detail once it has stopped its trainers
     # The platform may report the node's loss only after the connection broke.
-    if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
+    if incident.kind in ("agent-lost", "worker-silent") and is_node_lost(facts, incident.node):
         incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is lost: {incident.reason}")
     return (*incidents[:-1], incident)
 
 
-def record_replacement(facts: WorldNodeFacts, incidents: Incidents) -> Incidents:
+def record_replacement(facts: MembershipNodeFacts, incidents: Incidents) -> Incidents:
     """Records when as many workers as before the loss were warm again.
 
     The time shows how fast capacity returns, which decides whether the next loss waits for a replacement. The time at which
@@ -105,7 +105,7 @@ def record_replacement(facts: WorldNodeFacts, incidents: Incidents) -> Incidents
     is_claimed = facts.membership.state == "Claimed"
     warm_workers = sum(
         s.warm and is_usable(facts, s)
-        for s in newest_attempts(facts)
+        for s in newest_responsive_sessions(facts)
         if not is_claimed or s.stopped >= facts.membership.generation
     )
     warm_ranks = warm_workers * facts.spec.nproc_per_node
@@ -115,7 +115,7 @@ def record_replacement(facts: WorldNodeFacts, incidents: Incidents) -> Incidents
     )
 
 
-def _join_exit_details(facts: WorldFacts, generation: int) -> str:
+def _join_exit_details(facts: MembershipFacts, generation: int) -> str:
     """Joins the details that workers of one generation reported with their exits, in the order of the members."""
     exit_reports = [
         s.exit
@@ -125,7 +125,9 @@ def _join_exit_details(facts: WorldFacts, generation: int) -> str:
     return "\n".join(e.detail for e in exit_reports if e.detail)[:MAX_DETAIL_CHARACTERS]
 
 
-def record_commit(facts: WorldFacts, incidents: Incidents, parent: Checkpoint | None, world_size: int) -> Incidents:
+def record_commit(
+    facts: MembershipFacts, incidents: Incidents, parent: Checkpoint | None, world_size: int
+) -> Incidents:
     """Records the commit that ends the incident's claim: the restored step, the steps lost and the new world size."""
     incident = open_incident(incidents)
     if incident is None:
@@ -143,7 +145,7 @@ def record_commit(facts: WorldFacts, incidents: Incidents, parent: Checkpoint | 
     return (*incidents[:-1], incident)
 
 
-def close_incident(facts: WorldFacts) -> Incidents:
+def close_incident(facts: MembershipFacts) -> Incidents:
     """Closes the incident at the generation's first new step, with the tiers that its state was restored from."""
     incident = open_incident(facts.status.incidents)
     generation = facts.membership.generation

@@ -15,7 +15,7 @@ from surefoot.protocol.text import join_names
 from surefoot_operator.api.spec import NumericsAction
 from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
+    MembershipFacts,
     cached_per_snapshot,
     member_sessions,
 )
@@ -35,7 +35,7 @@ class LossAnomaly:
 
 
 @cached_per_snapshot
-def unsound_loss(facts: WorldFacts) -> LossAnomaly | None:
+def find_loss_anomaly(facts: MembershipFacts) -> LossAnomaly | None:
     """Returns the loss anomaly of the newest steps; None: there is none, or the job has no numerics policy."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
@@ -62,7 +62,7 @@ def unsound_loss(facts: WorldFacts) -> LossAnomaly | None:
 
 
 @cached_per_snapshot
-def sound_steps(facts: WorldFacts) -> LossHistory | None:
+def summarize_loss_history(facts: MembershipFacts) -> LossHistory | None:
     """Summarises the generation's loss history; None without a numerics policy."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
@@ -76,7 +76,7 @@ def sound_steps(facts: WorldFacts) -> LossHistory | None:
     )
 
 
-def _sessions_of_generation(facts: WorldFacts) -> list[ObservedSession]:
+def _sessions_of_generation(facts: MembershipFacts) -> list[ObservedSession]:
     """Lists the members' sessions that report on the present generation."""
     generation = facts.membership.generation
     return [s for _, s in member_sessions(facts) if s is not None and s.generation == generation]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint
 from surefoot.protocol.text import join_names
 from surefoot_operator.job_snapshot import ObservedMemoryServer
-from surefoot_operator.policy.core.availability import node_lost
+from surefoot_operator.policy.core.availability import is_node_lost
 from surefoot_operator.policy.core.facts import (
     Facts,
     NodeFacts,
@@ -23,7 +23,7 @@ from surefoot_operator.policy.core.facts import (
     is_responsive,
 )
 
-NOTED_SECONDS = 3.0
+MIN_REPORTED_SECONDS = 3.0
 """Unreachability that lasts shorter is not reported."""
 
 
@@ -49,7 +49,7 @@ def may_still_have_data(facts: TierFacts) -> list[MemoryServerEndpoint]:
     """
     lost_run_ids = frozenset(facts.status.lost_servers)
     lost_but_unreachable = [
-        h.endpoint for h in facts.holder_list if h.state == "Unreachable" and h.endpoint.instance.run_id in lost_run_ids
+        h.endpoint for h in facts.server_list if h.state == "Unreachable" and h.endpoint.instance.run_id in lost_run_ids
     ]
     return [*unreachable_servers(facts), *_without_restarted(facts, lost_but_unreachable)]
 
@@ -59,7 +59,7 @@ class UsableMemoryServers:
     """The memory servers that agents may save to."""
 
     endpoints: tuple[MemoryServerEndpoint, ...] = ()
-    reachable: bool = True
+    are_reachable: bool = True
     """False if the operator reaches none of the assigned servers and lists them unseen."""
 
 
@@ -78,7 +78,7 @@ def usable_servers(
     unreachable = tuple(
         h.endpoint for h in servers if h.state == "Unreachable" and h.endpoint.instance in assigned_instances
     )
-    return UsableMemoryServers((*ready, *unreachable), reachable=not unreachable)
+    return UsableMemoryServers((*ready, *unreachable), are_reachable=not unreachable)
 
 
 def awaited_servers(facts: TierFacts, worth_seconds: float) -> list[MemoryServerEndpoint]:
@@ -93,11 +93,11 @@ def _without_restarted(facts: TierFacts, unreachable: list[MemoryServerEndpoint]
     """Leaves out servers in whose place another instance answers: their memory is gone."""
     if not unreachable:
         return []
-    ready_instances = {h.endpoint.server_id: h.endpoint.instance for h in facts.holder_list if h.state == "Ready"}
+    ready_instances = {h.endpoint.server_id: h.endpoint.instance for h in facts.server_list if h.state == "Ready"}
     return [e for e in unreachable if ready_instances.get(e.server_id, e.instance) == e.instance]
 
 
-def why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float) -> str:
+def describe_why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float) -> str:
     """Returns why an unreachable memory server is probably alive; empty: it may as well be dead.
 
     If most servers are unreachable at once, the operator's own network is the likely cause. Before a job fails or starts over
@@ -114,7 +114,7 @@ def why_alive(facts: Facts, endpoint: MemoryServerEndpoint, worth_seconds: float
     node = endpoint.instance.node
     # Without this server the job would fail or start over, so a healthy node suffices as a sign of life.
     is_decisive = worth_seconds == math.inf and facts.spec.checkpoint.on_total_loss != "Wait"
-    if endpoint not in mostly_unreachable(facts) and not (is_decisive and _is_node_healthy(facts, node)):
+    if endpoint not in unreachable_majority(facts) and not (is_decisive and _is_node_healthy(facts, node)):
         return ""
     return (
         f"its node is healthy, but the operator cannot reach it ({last_error}); allow connections from the operator to the"
@@ -129,7 +129,7 @@ def _is_node_healthy(facts: NodeFacts, name: str) -> bool:
 
 
 @cached_per_snapshot
-def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
+def unreachable_majority(facts: Facts) -> frozenset[MemoryServerEndpoint]:
     """Returns the unreachable servers that are probably alive if they are a majority; else an empty set.
 
     Such a server rejects the operator, or a responsive agent runs on its node. Most of them at once points to the operator's own
@@ -141,7 +141,7 @@ def mostly_unreachable(facts: Facts) -> frozenset[MemoryServerEndpoint]:
     if len(unreachable) <= half_of_servers:
         return frozenset()
     nodes_with_agents = {
-        s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)
+        s.node for s in facts.sessions.values() if is_responsive(facts, s) and not is_node_lost(facts, s.node)
     }
     probably_alive = frozenset(
         e for e in unreachable if e.instance.node in nodes_with_agents or _rejects_operator(facts, e)
@@ -158,17 +158,17 @@ def _rejects_operator(facts: TierFacts, endpoint: MemoryServerEndpoint) -> bool:
 def unreachable_message(facts: Facts) -> str:
     """Returns the message while the operator cannot reach most memory servers; empty while it can."""
     # In a fixed order: a message that named the error of another server each time would be written again and again.
-    unreachable = sorted(mostly_unreachable(facts), key=ENDPOINT_ORDER)
+    unreachable = sorted(unreachable_majority(facts), key=ENDPOINT_ORDER)
     unreachable_states = [facts.servers[e.instance] for e in unreachable if e.instance in facts.servers]
     # Short interruptions are normal, and not worth a message.
-    if not unreachable_states or facts.now < max(h.since_seconds for h in unreachable_states) + NOTED_SECONDS:
+    if not unreachable_states or facts.now < max(h.since_seconds for h in unreachable_states) + MIN_REPORTED_SECONDS:
         return ""
     last_error = next((h.last_error for h in unreachable_states if h.rejects_operator), "") or next(
         (h.last_error for h in unreachable_states), ""
     )
     error_clause = f" ({last_error})" if last_error else ""
     assigned, names = facts.status.assigned_servers, join_names([e.instance for e in unreachable])
-    remaining_targets = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
+    remaining_targets = "them" if not any(h.state == "Ready" for h in facts.server_list) else "the others"
     return (
         f"the operator cannot reach {len(unreachable)} of {len(assigned)} memory servers, {names}{error_clause}; agents still save to"
         f" {remaining_targets} and none is declared lost: check the operator's network, its password for the memory tier and its"

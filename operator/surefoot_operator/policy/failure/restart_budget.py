@@ -19,13 +19,13 @@ from surefoot_operator.policy.core.facts import (
 from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.incidents import open_incident
 
-MAX_REMEMBERED = 32
+MAX_RECENT_RESTARTS = 32
 """Restarts kept in the status. Beyond that, the two nearest in time are merged into one entry with a count."""
 
-PAUSES = Backoff(1.0, 60.0)
+RESTART_BACKOFF = Backoff(1.0, 60.0)
 """Delays before restarts in a row without a new step, from the second on. The first restart is immediate."""
 
-PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
+DELAYED_INCIDENT_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
 """Kinds of incidents that a program may cause. Recovery from a lost node or worker is never delayed."""
 
 
@@ -35,9 +35,9 @@ class RestartDecision:
 
     restart: Restart | None
     """Entry for the recent restarts; None if no budget counts it."""
-    row: int
+    restarts_without_progress: int
     """Restarts in a row without a new step, this one included."""
-    counted: bool = False
+    is_counted: bool = False
     """Whether the restart counts for `backoffLimit`."""
     rejection: str | None = None
     """Why the job fails; None: it restarts."""
@@ -93,7 +93,7 @@ def is_within_budget(facts: JobFacts) -> bool:
     return max_restarts is None or _count_recent_restarts(facts) + 1 < max_restarts
 
 
-def planned_restart_counted(facts: JobFacts) -> tuple[Restart, ...]:
+def add_planned_restart(facts: JobFacts) -> tuple[Restart, ...]:
     """Returns the recent restarts with one more for a planned change."""
     return append_restart(facts.status.recent_restarts, Restart(facts.now, False, False, True))
 
@@ -106,26 +106,26 @@ def record_restart(status: JobStatus, decision: RestartDecision, last_step: int)
     return replace(
         status,
         restarts=status.restarts + 1,
-        restarts_counted=status.restarts_counted + int(decision.counted),
+        restarts_counted=status.restarts_counted + int(decision.is_counted),
         recent_restarts=recent_restarts,
-        no_progress_restarts=decision.row,
+        no_progress_restarts=decision.restarts_without_progress,
         reached_step=max(status.reached_step, last_step),
     )
 
 
-def pause_until(facts: JobFacts) -> float | None:
+def restart_delay_end(facts: JobFacts) -> float | None:
     """Returns the Unix time at which the claimed generation may start; None: at once."""
     incident, restarts_without_progress = open_incident(facts.status.incidents), facts.status.no_progress_restarts
-    if incident is None or incident.kind not in PAUSED_KINDS or restarts_without_progress == 0:
+    if incident is None or incident.kind not in DELAYED_INCIDENT_KINDS or restarts_without_progress == 0:
         return None
-    pause_end_seconds = facts.membership.changed_seconds + PAUSES.seconds(restarts_without_progress)
+    pause_end_seconds = facts.membership.changed_seconds + RESTART_BACKOFF.wait_seconds(restarts_without_progress)
     return pause_end_seconds if facts.now < pause_end_seconds else None
 
 
 def append_restart(restarts: tuple[Restart, ...], restart: Restart) -> tuple[Restart, ...]:
     """Appends a restart; beyond the limit, the two nearest in time are merged."""
     restarts_kept = [*restarts, restart]
-    while len(restarts_kept) > MAX_REMEMBERED:
+    while len(restarts_kept) > MAX_RECENT_RESTARTS:
         nearest_index = min(
             range(len(restarts_kept) - 1),
             key=lambda i: restarts_kept[i + 1].time_seconds - restarts_kept[i].time_seconds,

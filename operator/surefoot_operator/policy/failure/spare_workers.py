@@ -14,8 +14,8 @@ from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.job_snapshot import ObservedSession, ObservedWorker
 from surefoot_operator.policy.core.availability import evacuation_reason, is_usable
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     cached_per_snapshot,
     is_responsive,
     worker_id,
@@ -44,7 +44,7 @@ def largest_size(spec: TrainingJobSpec, available: int, required_size: int | Non
     return sizes[allowed_count - 1] if allowed_count else 0
 
 
-def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
+def is_allowed_size(spec: TrainingJobSpec, workers: int) -> bool:
     """Whether the spec allows this number of workers."""
     return workers in allowed_sizes(spec)
 
@@ -55,7 +55,7 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @cached_per_snapshot
-def required_indices(facts: WorldFacts) -> frozenset[int]:
+def required_indexes(facts: MembershipFacts) -> frozenset[int]:
     """Returns the indexes that need a worker: those of the members, then the lowest free ones.
 
     By index alone, a member that started as a spare would be deleted when the number of spares is reduced.
@@ -67,9 +67,9 @@ def required_indices(facts: WorldFacts) -> frozenset[int]:
 
 
 @cached_per_snapshot
-def member_indices(facts: WorldNodeFacts) -> frozenset[int]:
+def indexes_to_train(facts: MembershipNodeFacts) -> frozenset[int]:
     """Returns the required indexes that should train: those closest to training. The others are spares."""
-    required = required_indices(facts)
+    required = required_indexes(facts)
     # Without spares, every required worker trains.
     if not facts.spec.spares:
         return required
@@ -79,20 +79,20 @@ def member_indices(facts: WorldNodeFacts) -> frozenset[int]:
 
 
 @cached_per_snapshot
-def newest_workers(facts: WorldFacts) -> Mapping[int, ObservedWorker]:
+def newest_workers(facts: MembershipFacts) -> Mapping[int, ObservedWorker]:
     """Returns the newest attempt of each index, by index; older attempts have been dealt with."""
     return {w.index: w for w in sorted(facts.worker_list, key=lambda w: (w.index, w.attempt))}
 
 
 @cached_per_snapshot
-def newest_attempts(facts: WorldNodeFacts) -> list[ObservedSession]:
+def newest_responsive_sessions(facts: MembershipNodeFacts) -> list[ObservedSession]:
     """Returns one session per required index: its newest responsive attempt.
 
     An attempt that is to replace another counts once it is warm. An attempt whose pod is gone or whose agent is silent does
     not count: the connection to a machine without power may stay open, and its session would hide the replacement's.
     """
     sessions_by_index: dict[int, ObservedSession] = {}
-    required = required_indices(facts)
+    required = required_indexes(facts)
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
         is_usable_attempt = worker_id(session) in facts.workers and is_responsive(facts, session)
         if is_usable_attempt and session.index in required:
@@ -102,18 +102,20 @@ def newest_attempts(facts: WorldNodeFacts) -> list[ObservedSession]:
     return list(sessions_by_index.values())
 
 
-def spare_agents(facts: WorldNodeFacts) -> list[ObservedSession]:
+def spare_agents(facts: MembershipNodeFacts) -> list[ObservedSession]:
     """Returns warm agents without a rank, on nodes that are neither unhealthy nor to be evacuated.
 
     A membership that grew onto an unhealthy node would stop for each attempt.
     """
     unassigned = (
-        s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and is_usable(facts, s)
+        s
+        for s in newest_responsive_sessions(facts)
+        if s.warm and worker_id(s) not in facts.members and is_usable(facts, s)
     )
     return [s for s in unassigned if not evacuation_reason(facts, s.node) and s.node not in unhealthy_nodes(facts)]
 
 
-def _distance_from_training(facts: WorldNodeFacts, worker: ObservedWorker | None) -> int:
+def _distance_from_training(facts: MembershipNodeFacts, worker: ObservedWorker | None) -> int:
     """Ranks how far a worker is from training, from 0 (a member) to 5 (ended, missing or unable to start)."""
     if worker is None or worker.phase in _ENDED_PHASES or worker.start_blocker:
         return 5

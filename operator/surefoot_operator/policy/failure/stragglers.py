@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi, sqrt
 
-from surefoot.protocol.progress import RankActivity, add, line_totals
+from surefoot.protocol.progress import RankActivity, add_activities, count_observations_by_line
 from surefoot_operator.api.status import Membership, Straggler
 from surefoot_operator.job_snapshot import MAX_WINDOWS, ObservedSession
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
+    MembershipFacts,
     member_sessions,
 )
 
@@ -26,16 +26,16 @@ from surefoot_operator.policy.core.facts import (
 MIN_PEERS = 3
 """Ranks that do the same work: with fewer there is no majority that shows the usual share."""
 
-MIN_RATIO = 1.25
+MIN_SLOWDOWN_RATIO = 1.25
 """Smallest slowdown against its peers at which a rank is named, however steady the peers are."""
 
-MIN_SHARE = 0.1
+MIN_WAIT_SHARE = 0.1
 """Share of a step that all others wait for a rank, from which on it is reported."""
 
-EACH_DEVIATIONS = 1.5
+MIN_WINDOW_DEVIATIONS = 1.5
 """Standard deviations, of the peers' differences and of sampling together, by which a rank is an outlier in one window."""
 
-ALL_DEVIATIONS = 4.0
+MIN_POOLED_DEVIATIONS = 4.0
 """The same for all windows together; with so many observations chance hardly matters."""
 
 MIN_LINE_SHARE = 0.01
@@ -81,7 +81,7 @@ class _PeerBaseline:
     """Median number of samples per observation."""
 
 
-def slow_ranks(windows: Sequence[Sequence[RankActivity]]) -> tuple[SlowRank, ...]:
+def find_slow_ranks(windows: Sequence[Sequence[RankActivity]]) -> tuple[SlowRank, ...]:
     """Finds ranks that are outliers in every window and in all windows together.
 
     Args:
@@ -89,16 +89,16 @@ def slow_ranks(windows: Sequence[Sequence[RankActivity]]) -> tuple[SlowRank, ...
     """
     slow_in_all_windows: set[int] | None = None
     for window in reversed(windows):  # the newest window nearly always has no outlier, which ends the search
-        slow_in_window = {slow_rank.rank for slow_rank in outlier_ranks(window, EACH_DEVIATIONS)}
+        slow_in_window = {slow_rank.rank for slow_rank in find_outlier_ranks(window, MIN_WINDOW_DEVIATIONS)}
         slow_in_all_windows = slow_in_window if slow_in_all_windows is None else slow_in_all_windows & slow_in_window
         if not slow_in_all_windows:
             return ()
     pooled: dict[int, RankActivity] = {}
     for activity in (activity for window in windows for activity in window):
-        pooled[activity.rank] = add(pooled[activity.rank], activity) if activity.rank in pooled else activity
+        pooled[activity.rank] = add_activities(pooled[activity.rank], activity) if activity.rank in pooled else activity
     candidates = (
         slow_rank
-        for slow_rank in outlier_ranks(pooled.values(), ALL_DEVIATIONS)
+        for slow_rank in find_outlier_ranks(pooled.values(), MIN_POOLED_DEVIATIONS)
         if slow_rank.rank in (slow_in_all_windows or ())
     )
     return tuple(replace(slow_rank, divergent_line=_divergent_line(slow_rank, pooled)) for slow_rank in candidates)
@@ -111,10 +111,10 @@ def _divergent_line(slow: SlowRank, activities: Mapping[int, RankActivity]) -> t
     """
     activity = activities[slow.rank]
     peers = [other for other in activities.values() if other.work == activity.work and other is not activity]
-    observations, peer_totals = sum(other.observations for other in peers), line_totals(peers)
+    observations, peer_totals = sum(other.observations for other in peers), count_observations_by_line(peers)
     own_line_shares = {
         line: count / activity.observations
-        for line, count in line_totals((activity,)).items()
+        for line, count in count_observations_by_line((activity,)).items()
         if peer_totals.get(line, 0) / observations
         <= max(MIN_LINE_SHARE, count / activity.observations / _MAX_NODE_SLOWDOWN)
     }
@@ -125,7 +125,7 @@ def _divergent_line(slow: SlowRank, activities: Mapping[int, RankActivity]) -> t
     )
 
 
-def outlier_ranks(window: Iterable[RankActivity], deviations: float) -> tuple[SlowRank, ...]:
+def find_outlier_ranks(window: Iterable[RankActivity], deviations: float) -> tuple[SlowRank, ...]:
     """Finds the ranks that are outliers in one window, sorted by rank.
 
     Returns:
@@ -143,7 +143,7 @@ def outlier_ranks(window: Iterable[RankActivity], deviations: float) -> tuple[Sl
 
 def _far_above_peers(peers: Sequence[RankActivity], deviations: float) -> list[SlowRank]:
     """Lists the ranks far above the usual share of the others."""
-    threshold = statistics.median_low(activity.share for activity in peers) + MIN_SHARE
+    threshold = statistics.median_low(activity.share for activity in peers) + MIN_WAIT_SHARE
     above = [activity for activity in peers if activity.share > threshold]  # nearly always empty
     shared_baseline = _peer_baseline(peers) if above and len(peers) > _MANY_PEERS else None
     slow_ranks = []
@@ -158,7 +158,9 @@ def _far_above_peers(peers: Sequence[RankActivity], deviations: float) -> list[S
             1.0, _samples_per_observation(activity) / baseline.rate if baseline.rate else 1.0
         )
         deviation = sqrt(baseline.variance + _sampling_variance(baseline.share, activity.observations))
-        if activity.share > expected + max(deviations * deviation, MIN_SHARE, (MIN_RATIO - 1.0) * expected):
+        if activity.share > expected + max(
+            deviations * deviation, MIN_WAIT_SHARE, (MIN_SLOWDOWN_RATIO - 1.0) * expected
+        ):
             slow_ranks.append(SlowRank(activity.rank, activity.share, expected))
     return slow_ranks
 
@@ -189,14 +191,14 @@ def _sampling_variance(share: float, observations: float) -> float:
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
 
-MAX_NAMED = 8
+MAX_STRAGGLERS = 8
 """Number of stragglers reported; of more, the worst."""
 
 _MIN_REPORTED_CHANGE = 0.2
 """Relative change of a slowdown from which on it is reported again, so that small changes cause no writes."""
 
 
-def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
+def update_stragglers(facts: MembershipFacts) -> tuple[Straggler, ...]:
     """Returns the stragglers to report now.
 
     The reported ones stay unchanged until there are enough observations of every rank of the present membership. A rank
@@ -215,18 +217,18 @@ def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
     if (
         not sessions
         or len(sessions) < len(membership.members)
-        or any(len(s.timings.pace.windows) < MAX_WINDOWS for s in sessions)
+        or any(len(s.timings.activity.windows) < MAX_WINDOWS for s in sessions)
     ):
         return reported
     # The newest window alone rules out new stragglers in nearly every call.
     windows = [_collect_window(sessions, MAX_WINDOWS - 1)]
-    if not reported and not outlier_ranks(windows[0], EACH_DEVIATIONS):
+    if not reported and not find_outlier_ranks(windows[0], MIN_WINDOW_DEVIATIONS):
         return reported  # the usual case
     windows = [*(_collect_window(sessions, index) for index in range(MAX_WINDOWS - 1)), *windows]
-    slow = [straggler for straggler in slow_ranks(windows) if 0 <= straggler.rank < membership.world_size]
-    slow = sorted(slow, key=lambda straggler: -straggler.ratio)[:MAX_NAMED]
+    slow = [straggler for straggler in find_slow_ranks(windows) if 0 <= straggler.rank < membership.world_size]
+    slow = sorted(slow, key=lambda straggler: -straggler.ratio)[:MAX_STRAGGLERS]
     step_seconds = max((s.timings.step_seconds or 0.0 for s in sessions), default=0.0)
-    since_step = min(s.timings.pace.windows[0].since_step for s in sessions)
+    since_step = min(s.timings.activity.windows[0].since_step for s in sessions)
     stragglers_by_rank = {
         straggler.rank: _build_straggler(membership, straggler, step_seconds, since_step, facts.now)
         for straggler in slow
@@ -240,7 +242,7 @@ def current_stragglers(facts: WorldFacts) -> tuple[Straggler, ...]:
 
 
 def _collect_window(sessions: Sequence[ObservedSession], index: int) -> list[RankActivity]:
-    return [activity for session in sessions for activity in session.timings.pace.windows[index].paces]
+    return [activity for session in sessions for activity in session.timings.activity.windows[index].activities]
 
 
 def describe_straggler(straggler: Straggler) -> str:
@@ -282,7 +284,9 @@ def _is_still_outlier(
     if reported.rank in stragglers_by_rank:
         return True
     return any(
-        slow_rank.rank == reported.rank for window in windows for slow_rank in outlier_ranks(window, EACH_DEVIATIONS)
+        slow_rank.rank == reported.rank
+        for window in windows
+        for slow_rank in find_outlier_ranks(window, MIN_WINDOW_DEVIATIONS)
     )
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from surefoot.protocol.messages import TRIED
+from surefoot.protocol.messages import NODE_TEST_REASONS
 from surefoot.protocol.text import join_names
 from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     NodeFacts,
-    WorldFacts,
-    WorldNodeFacts,
     cached_per_snapshot,
     earliest,
     worker_id,
@@ -31,12 +31,12 @@ UNHEALTHY_SECONDS = 3600.0
 CONFIRM_SECONDS = 15.0
 """Delay before a finding is acted on: by then other nodes have reported whether they have the same."""
 
-MAX_KEPT = 64
+MAX_UNHEALTHY_NODES = 64
 """Unhealthy nodes kept in the status."""
 
 
 @cached_per_snapshot
-def unhealthy_nodes(facts: WorldNodeFacts) -> Mapping[str, str]:
+def unhealthy_nodes(facts: MembershipNodeFacts) -> Mapping[str, str]:
     """Returns the unhealthy nodes, each with the reason that its own agents found."""
     problems_by_node: dict[str, str] = {}
     for reason, nodes in sorted(_findings_by_reason(facts).items()):
@@ -46,7 +46,7 @@ def unhealthy_nodes(facts: WorldNodeFacts) -> Mapping[str, str]:
     return problems_by_node
 
 
-def shared_findings(facts: WorldNodeFacts) -> str:
+def describe_shared_findings(facts: MembershipNodeFacts) -> str:
     """Returns a message about findings that most nodes report at once; empty: there are none."""
     shared_reasons = []
     for reason, nodes in sorted(_findings_by_reason(facts).items()):
@@ -59,7 +59,7 @@ def shared_findings(facts: WorldNodeFacts) -> str:
     return f"most nodes report the same problem ({reasons_text}): its cause is shared, so no node is excluded for it"
 
 
-def _findings_by_reason(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
+def _findings_by_reason(facts: MembershipFacts) -> Mapping[str, Mapping[str, str]]:
     """Returns what agents found on their own nodes' hardware: texts by node, by reason.
 
     Findings of an agent whose worker is gone no longer count once a later agent started on the node: the node may have been
@@ -94,7 +94,7 @@ def _nodes_with_same_finding(facts: NodeFacts, reason: str, nodes: Iterable[str]
     excluded_before = {
         node.name
         for node in facts.status.unhealthy_nodes
-        if reason in TRIED and node.until_seconds > facts.now and node.reason.partition(":")[0] == reason
+        if reason in NODE_TEST_REASONS and node.until_seconds > facts.now and node.reason.partition(":")[0] == reason
     }
     return {*nodes, *excluded_before}, {*facts.last_message_seconds, *excluded_before}
 
@@ -112,7 +112,9 @@ def _is_shared(nodes_with_finding: Collection[str], reporting_nodes: Collection[
     return len(nodes_with_finding) > 1 and 2 * len(nodes_with_finding) > len(reporting_nodes)
 
 
-def update_unhealthy_nodes(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
+def update_unhealthy_nodes(
+    facts: MembershipNodeFacts,
+) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
     """Returns the unhealthy nodes for the status, events for new ones, and when to recheck."""
     nodes_by_name = {node.name: node for node in facts.status.unhealthy_nodes if node.until_seconds > facts.now}
     sessions = facts.sessions.values()
@@ -128,5 +130,7 @@ def update_unhealthy_nodes(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, .
             events.append(Event(reasons.NODE_UNHEALTHY, text, warning=True))
         elif recorded.until_seconds < facts.now + UNHEALTHY_SECONDS / 2:  # still unhealthy: extended with few writes
             nodes_by_name[name] = replace(recorded, until_seconds=facts.now + UNHEALTHY_SECONDS)
-    nodes = tuple(sorted(nodes_by_name.values(), key=lambda node: (node.until_seconds, node.name)))[-MAX_KEPT:]
+    nodes = tuple(sorted(nodes_by_name.values(), key=lambda node: (node.until_seconds, node.name)))[
+        -MAX_UNHEALTHY_NODES:
+    ]
     return nodes, tuple(events), earliest(recheck_times)

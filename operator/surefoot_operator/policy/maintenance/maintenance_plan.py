@@ -15,7 +15,7 @@ from surefoot.protocol.checkpoints import retention
 from surefoot.protocol.checkpoints.completeness import (
     TierReading,
     complete_checkpoints,
-    copies_of,
+    count_copies,
     effective_replicas,
     newest_checkpoint,
 )
@@ -35,12 +35,12 @@ from surefoot_operator.policy.core.actions import DropSaves, Event, FenceMemoryS
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldTierFacts,
+    build_facts,
     domains_of,
     fenced_endpoints,
-    gather,
     is_responsive,
     last_step_seconds,
     member_sessions,
@@ -56,10 +56,10 @@ from surefoot_operator.policy.maintenance import last_good, memory_budget, save_
 from surefoot_operator.policy.membership import planned_change
 from surefoot_operator.policy.membership.restore_decisions import (
     DROP_SECONDS,
-    Going,
-    going_after,
-    may_be_under_way,
-    staying,
+    DropsInProgress,
+    add_drops,
+    may_drops_be_in_progress,
+    without_drops,
 )
 
 # ---- unrecoverable ---------------------------------------------------------------------------------------------------
@@ -80,11 +80,11 @@ class Unrecoverable:
 
 
 def unrecoverable_checkpoints(
-    facts: WorldFacts, reading: TierReading, complete: Collection[Checkpoint]
+    facts: MembershipFacts, reading: TierReading, complete: Collection[Checkpoint]
 ) -> tuple[Unrecoverable, ...]:
     """Lists the committed generation's checkpoints that lack a rank for good, oldest first, without complete ones."""
     generation = facts.membership.generation
-    saved_checkpoints = {checkpoint for checkpoint in reading.having() if checkpoint.generation == generation}
+    saved_checkpoints = {checkpoint for checkpoint in reading.servers_by_rank() if checkpoint.generation == generation}
     sessions = reporting_sessions(facts)
     unrecoverable = []
     for checkpoint in sorted(saved_checkpoints.difference(complete)):
@@ -97,7 +97,7 @@ def unrecoverable_checkpoints(
     return tuple(unrecoverable)
 
 
-def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
+def reporting_sessions(facts: MembershipFacts) -> list[ObservedSession]:
     """Returns the members' sessions that report on the committed generation, however old the report."""
     generation = facts.membership.generation
     return [
@@ -107,13 +107,13 @@ def reporting_sessions(facts: WorldFacts) -> list[ObservedSession]:
 
 # ---- maintenance plan ------------------------------------------------------------------------------------------------
 
-SOON_SECONDS = 5.0
+MIN_REPAIR_LEAD_SECONDS = 5.0
 """A save that is due within this time makes it pointless to repair an older one."""
 
 _MAX_LISTED = 32
 """Actions that the reason lists."""
 
-PATIENT_INTERVALS = 2
+MAX_UNPROTECTED_INTERVALS = 2
 """Save intervals without a checkpoint at full replication after which repairs no longer wait for a newer save."""
 
 
@@ -135,14 +135,14 @@ class MaintenancePlan:
     """Newest checkpoint in memory with that many copies."""
     pinned: Checkpoint | None = None
     """Checkpoint being uploaded; to be passed to the next maintenance."""
-    pending_deletions: Going = field(default_factory=dict)
+    pending_deletions: DropsInProgress = field(default_factory=dict)
     """Checkpoints whose drops are in progress; to be passed to the next maintenance."""
     unrecoverable: tuple[Unrecoverable, ...] = ()
     """Checkpoints in memory that can never become complete; they are dropped."""
-    steady: tuple[ClosedSteps, ...] = ()
+    closed_steps: tuple[ClosedSteps, ...] = ()
     """For each reporting worker, the steps without a save."""
     events: tuple[Event, ...] = ()
-    shares: tuple[memory_budget.MemoryServerBudget, ...] = ()
+    memory_budgets: tuple[memory_budget.MemoryServerBudget, ...] = ()
     """Memory budget of each server; empty while it is unknown."""
     wake_after_seconds: float | None = None
     """Time until the next maintenance is due; None: only a new observation matters."""
@@ -158,10 +158,10 @@ class _MemoryReading:
     replicas: int
     """Copies that a save needs now to be fully replicated."""
     complete: list[Checkpoint]
-    full: Checkpoint | None
+    watermark: Checkpoint | None
     """The watermark: newest checkpoint with that many copies."""
     unrecoverable: tuple[Unrecoverable, ...]
-    staying: list[Checkpoint]
+    not_being_dropped: list[Checkpoint]
     """Complete checkpoints that no drop in progress may remove."""
 
     @property
@@ -170,7 +170,7 @@ class _MemoryReading:
 
 
 def plan_maintenance(
-    snapshot: JobSnapshot, pinned: Checkpoint | None = None, pending_deletions: Going | None = None
+    snapshot: JobSnapshot, pinned: Checkpoint | None = None, pending_deletions: DropsInProgress | None = None
 ) -> MaintenancePlan:
     """Plans which servers to fence and which saves to drop, copy, upload and delete now.
 
@@ -179,11 +179,11 @@ def plan_maintenance(
         pinned: The checkpoint being uploaded, as the last maintenance returned it.
         pending_deletions: The drops in progress, as the last maintenance returned them.
     """
-    facts = gather(snapshot)
+    facts = build_facts(snapshot)
     membership = facts.status.membership
     has_ended = facts.status.phase in ("Complete", "Failed") or snapshot.job.deleted
     # A claimed generation gets no maintenance, except that an ending job's checkpoint is uploaded.
-    if membership is not None and membership.state == "Claimed" and snapshot.uploads and not has_ended:
+    if membership is not None and membership.state == "Claimed" and snapshot.upload_now and not has_ended:
         return _plan_upload_only(facts, pinned)
     if membership is None or membership.state != "Committed" or has_ended:
         return MaintenancePlan(
@@ -208,12 +208,12 @@ def plan_maintenance(
         *drops,
         *_plan_repairs(facts, memory),
         *uploads.actions,
-        *upload_plan.persistent_drops(facts, status.last_uploaded, uploads.pinned),
+        *upload_plan.plan_persistent_deletions(facts, status.last_uploaded, uploads.pinned),
     )
     sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions[:_MAX_LISTED]))
     reason = "; ".join(sentences) or "no maintenance is needed"
-    budget = memory_budget.judge_fit(facts)
-    status = memory_budget.with_condition(status, budget, facts.now)
+    budget = memory_budget.judge_memory_budget(facts)
+    status = memory_budget.with_memory_condition(status, budget, facts.now)
     return MaintenancePlan(
         actions=actions,
         status=status,
@@ -221,17 +221,17 @@ def plan_maintenance(
         servers=_answering_assigned_servers(facts, status),
         replicas=memory.replicas,
         copies=_newest_copies(memory),
-        watermark=memory.full,
+        watermark=memory.watermark,
         pinned=uploads.pinned,
-        pending_deletions=going_after(pending_deletions or {}, drops, facts.now),
+        pending_deletions=add_drops(pending_deletions or {}, drops, facts.now),
         unrecoverable=memory.unrecoverable,
-        steady=tuple(session.progress.closed_steps for session in reporting_sessions(facts)),
+        closed_steps=tuple(session.progress.closed_steps for session in reporting_sessions(facts)),
         events=(
             *uploads.events,
             *save_intervals.interval_events(facts.status, status),
             *memory_budget.budget_events(facts.status, budget),
         ),
-        shares=budget.shares if budget is not None else (),
+        memory_budgets=budget.shares if budget is not None else (),
         wake_after_seconds=_wake_seconds(facts),
     )
 
@@ -249,7 +249,7 @@ def _plan_upload_only(facts: Facts, pinned: Checkpoint | None) -> MaintenancePla
     return MaintenancePlan(uploads.actions, status, reason, servers, pinned=uploads.pinned, events=uploads.events)
 
 
-def _read_memory(facts: WorldTierFacts, pending_deletions: Going) -> _MemoryReading:
+def _read_memory(facts: MembershipTierFacts, pending_deletions: DropsInProgress) -> _MemoryReading:
     """Reads the memory tier of the committed generation from the snapshot."""
     generation = facts.membership.generation
     reading = memory_reading(facts, generation)
@@ -257,29 +257,35 @@ def _read_memory(facts: WorldTierFacts, pending_deletions: Going) -> _MemoryRead
     live_domains = {domains[server] for server in reading.servers}
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live_domains))
     complete = complete_checkpoints(
-        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.layout_covers
     )
-    watermark = newest_checkpoint(c for c in complete if copies_of(c, reading, domains) >= replicas)
+    watermark = newest_checkpoint(c for c in complete if count_copies(c, reading, domains) >= replicas)
     unrecoverable = unrecoverable_checkpoints(facts, reading, complete)
     return _MemoryReading(
-        reading, domains, replicas, complete, watermark, unrecoverable, staying(complete, pending_deletions, facts.now)
+        reading,
+        domains,
+        replicas,
+        complete,
+        watermark,
+        unrecoverable,
+        without_drops(complete, pending_deletions, facts.now),
     )
 
 
 def _newest_copies(memory: _MemoryReading) -> int:
     """Returns the number of copies of the newest complete checkpoint; 0: there is none."""
     newest = newest_checkpoint(memory.complete)
-    return 0 if newest is None else copies_of(newest, memory.reading, memory.domains)
+    return 0 if newest is None else count_copies(newest, memory.reading, memory.domains)
 
 
-def _status_with_servers(facts: WorldTierFacts, memory: _MemoryReading) -> JobStatus:
+def _status_with_servers(facts: MembershipTierFacts, memory: _MemoryReading) -> JobStatus:
     """Returns the status with the servers that agents know and the newest checkpoints.
 
     A server is assigned once it is fenced and read. It is removed once it is known to be gone, or another instance runs in its
     place; an unreachable server stays, because agents may still write to it.
     """
     status = facts.status
-    fenced = fenced_endpoints(facts.holder_list, facts.membership.generation)
+    fenced = fenced_endpoints(facts.server_list, facts.membership.generation)
     fenced_server_ids = {endpoint.server_id for endpoint in fenced.values()}
     assigned = [e for e in status.assigned_servers if not _is_removed(e, facts.servers, fenced, fenced_server_ids)]
     unassigned = sorted(fenced.keys() - {e.instance for e in assigned})
@@ -290,8 +296,8 @@ def _status_with_servers(facts: WorldTierFacts, memory: _MemoryReading) -> JobSt
         assigned_servers=(*assigned, *(fenced[server] for server in unassigned)),
         lost_servers=tuple(instance for instance in status.lost_servers if instance not in returned_run_ids),
         last_complete=newest,
-        last_good=last_good.newest_good(facts, memory.staying, memory.manifests),
-        had_checkpoint=status.had_checkpoint or memory.full is not None,
+        last_good=last_good.find_last_good(facts, memory.not_being_dropped, memory.manifests),
+        had_checkpoint=status.had_checkpoint or memory.watermark is not None,
     )
 
 
@@ -312,7 +318,7 @@ def _answering_assigned_servers(facts: TierFacts, status: JobStatus) -> tuple[Me
     """Lists the assigned memory servers that answer and are fenced."""
     if status.membership is None:
         return ()
-    ready = fenced_endpoints(facts.holder_list, status.membership.generation)
+    ready = fenced_endpoints(facts.server_list, status.membership.generation)
     return tuple(e for e in status.assigned_servers if e.instance in ready)
 
 
@@ -321,28 +327,28 @@ def _plan_fences(facts: TierFacts) -> tuple[FenceMemoryServer, ...]:
     generation = facts.membership.generation
     unfenced = [
         h.endpoint.instance
-        for h in facts.holder_list
+        for h in facts.server_list
         if h.state == "Ready" and (h.fence is None or h.fence < generation or h.read_generation != generation)
     ]
     return tuple(FenceMemoryServer(server, generation) for server in sorted(unfenced))
 
 
 def _plan_drops(
-    facts: WorldTierFacts, memory: _MemoryReading, status: JobStatus, pinned: Checkpoint | None
+    facts: MembershipTierFacts, memory: _MemoryReading, status: JobStatus, pinned: Checkpoint | None
 ) -> tuple[DropSaves, ...]:
     """Plans the deletion of saves in memory that retention does not keep."""
-    if may_be_under_way(facts):
+    if may_drops_be_in_progress(facts):
         return ()
     if _plan_fences(facts):
         return ()  # a server is just joining: the number of copies for full replication is about to change
-    inputs = retention_inputs(facts, memory.full, status.last_uploaded, pinned)
+    inputs = retention_inputs(facts, memory.watermark, status.last_uploaded, pinned)
     inputs = replace(
         inputs,
         unrecoverable=frozenset(h.checkpoint for h in memory.unrecoverable),
-        known_good=last_good.kept_in_memory_for_rollback(facts, memory.staying, memory.manifests),
+        known_good=last_good.checkpoints_kept_in_memory_for_rollback(facts, memory.not_being_dropped, memory.manifests),
     )
     lifetime_seconds = min(DROP_SECONDS, facts.spec.checkpoint.memory_server_timeout_seconds / 2)
-    drops = retention.drops_by_server(memory.reading.servers, inputs, facts.spec.checkpoint.memory.keep)
+    drops = retention.saves_to_delete_by_server(memory.reading.servers, inputs, facts.spec.checkpoint.memory.keep)
     return tuple(
         DropSaves(server, inputs.generation, drops[server], facts.now + lifetime_seconds)
         for server in sorted(drops, key=INSTANCE_ORDER)
@@ -356,7 +362,7 @@ def retention_inputs(
     return retention.RetentionInputs(
         lineage=facts.status.lineage,
         generation=facts.membership.generation,
-        claimed=False,
+        is_claimed=False,
         parent=facts.membership.parent,
         watermark=watermark,
         persistent=None if last_uploaded in facts.status.unreadable_checkpoints else last_uploaded,
@@ -367,16 +373,18 @@ def retention_inputs(
 
 def _plan_repairs(facts: Facts, memory: _MemoryReading) -> tuple[RequestRepair, ...]:
     """Repairs the newest complete checkpoint if it has too few copies, unless a newer one will have them soon."""
-    newest, at_barrier = newest_checkpoint(memory.complete), planned_change.barrier_step(facts)
+    newest, at_barrier = newest_checkpoint(memory.complete), planned_change.termination_barrier_checkpoint(facts)
     # At a barrier for a terminating worker, the copies must exist on nodes that stay.
     if at_barrier is not None and at_barrier == newest:
-        return _assign_repairs(facts, planned_change.repairs_before_departure(facts, at_barrier, continues=False))
+        return _assign_repairs(
+            facts, planned_change.plan_repairs_before_termination(facts, at_barrier, continues=False)
+        )
     if newest is not None and not _is_uploaded(facts, newest) and planned_change.domains_being_evacuated(facts):
         # nodes are evacuated one after another while the job trains, and their memory servers are lost with them
-        repairs = planned_change.repairs_before_departure(facts, newest, continues=True)
+        repairs = planned_change.plan_repairs_before_termination(facts, newest, continues=True)
         if repairs:
             return _assign_repairs(facts, repairs)
-    if newest is None or newest == memory.full or _is_newer_expected(facts, memory, newest):
+    if newest is None or newest == memory.watermark or _is_newer_expected(facts, memory, newest):
         return ()
     servers, topology = dict(memory.reading.servers), topology_of_job(facts)
     return _assign_repairs(
@@ -394,7 +402,7 @@ def _is_uploaded(facts: JobFacts, checkpoint: Checkpoint) -> bool:
     )
 
 
-def _assign_repairs(facts: WorldFacts, repairs: list[retention.Repair]) -> tuple[RequestRepair, ...]:
+def _assign_repairs(facts: MembershipFacts, repairs: list[retention.Repair]) -> tuple[RequestRepair, ...]:
     """Assigns each repair to an agent."""
     # members only: no other agent was sent the memory servers' addresses
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
@@ -414,13 +422,13 @@ def _assign_repairs(facts: WorldFacts, repairs: list[retention.Repair]) -> tuple
     )
 
 
-def _is_newer_expected(facts: WorldFacts, memory: _MemoryReading, newest: Checkpoint) -> bool:
+def _is_newer_expected(facts: MembershipFacts, memory: _MemoryReading, newest: Checkpoint) -> bool:
     """Whether a newer checkpoint is expected to be fully replicated soon."""
     interval = saving_steps(facts)
     # After too long without full replication, repair now instead of waiting for a newer save.
     step = step_of(facts, facts.membership.generation)
-    protected_step = max(memory.full.step if memory.full else 0, facts.membership.start_step)
-    if step - protected_step > PATIENT_INTERVALS * interval:
+    protected_step = max(memory.watermark.step if memory.watermark else 0, facts.membership.start_step)
+    if step - protected_step > MAX_UNPROTECTED_INTERVALS * interval:
         return False
     if any(c.step >= newest.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):
         return True
@@ -429,8 +437,8 @@ def _is_newer_expected(facts: WorldFacts, memory: _MemoryReading, newest: Checkp
         return False
     seconds_to_save = (interval - step % interval) * step_seconds
     # a hanging job saves nothing more: its checkpoints must not wait with too few copies until the hang is detected
-    is_hanging = last_step_at is not None and facts.now - last_step_at > seconds_to_save + SOON_SECONDS
-    return seconds_to_save < SOON_SECONDS and not is_hanging
+    is_hanging = last_step_at is not None and facts.now - last_step_at > seconds_to_save + MIN_REPAIR_LEAD_SECONDS
+    return seconds_to_save < MIN_REPAIR_LEAD_SECONDS and not is_hanging
 
 
 def _nearest_agent(
@@ -446,5 +454,5 @@ def _nearest_agent(
 
 def _wake_seconds(facts: TierFacts) -> float | None:
     """Returns when a listing must be requested again; nothing else here depends on time alone."""
-    due_seconds = upload_plan.listing_due(facts)
+    due_seconds = upload_plan.next_listing_time(facts)
     return due_seconds - facts.now if due_seconds is not None and due_seconds > facts.now else None

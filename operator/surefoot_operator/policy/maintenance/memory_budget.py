@@ -62,7 +62,7 @@ class MemoryServerBudget:
     """Number of servers on the node; they share the node's limits evenly."""
 
     @property
-    def where(self) -> str:
+    def server_name(self) -> str:
         """The server's name in messages."""
         return self.node if self.servers == 1 else f"{self.node} (server {self.server})"
 
@@ -77,7 +77,7 @@ class MemoryServerBudget:
         return min((b for b in (free_bytes, self.job_limit_bytes) if b is not None), default=None)
 
     @property
-    def left_bytes(self) -> float:
+    def spare_bytes(self) -> float:
         return float("inf") if self.available_bytes is None else self.available_bytes - self.needed_bytes
 
 
@@ -91,11 +91,11 @@ class MemoryBudget:
     shares: tuple[MemoryServerBudget, ...] = ()
 
 
-def judge_fit(facts: Facts) -> MemoryBudget | None:
+def judge_memory_budget(facts: Facts) -> MemoryBudget | None:
     """Decides whether checkpoints fit; None while the size of a rank's saves is unknown."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.generation == facts.membership.generation]
-    full_server = next((h for h in facts.holder_list if h.state == "Ready" and h.quota_violation), None)
+    full_server = next((h for h in facts.server_list if h.state == "Ready" and h.quota_violation), None)
     without_staging = next((s for s in sessions if s.progress.no_staging_reason), None)
     saves = {s.index: s.progress.save_bytes for s in sessions if s.progress.save_bytes}
     all_known = bool(saves) and len(saves) == len(facts.membership.members)
@@ -119,8 +119,8 @@ def judge_by_tightest_node(
         return MemoryBudget(
             True, FITS, "every worker has staging memory, and no memory server reports a limit", tuple(shares)
         )
-    tightest = min(limited_shares, key=lambda share: (share.left_bytes, share.node, share.server))
-    if tightest.left_bytes < 0:
+    tightest = min(limited_shares, key=lambda share: (share.spare_bytes, share.node, share.server))
+    if tightest.spare_bytes < 0:
         text = f"{_describe_share(tightest, 'would have to store')}; {_describe_remedy(tightest, policy)}"
         return MemoryBudget(False, TIER_TOO_SMALL, text, tuple(shares))
     text = f"{_describe_share(tightest, 'stores up to')}; it may use {format_bytes(tightest.available_bytes or 0)}"
@@ -144,7 +144,7 @@ def _node_bytes_after_shrink(shares: Sequence[MemoryServerBudget], policy: Check
     )
 
 
-def with_condition(status: JobStatus, budget: MemoryBudget | None, now_seconds: float) -> JobStatus:
+def with_memory_condition(status: JobStatus, budget: MemoryBudget | None, now_seconds: float) -> JobStatus:
     """Returns the status with the budget as a condition; None keeps the former condition."""
     previous = condition_of(status, reasons.CHECKPOINTS_FIT)
     if budget is None:
@@ -209,13 +209,13 @@ def _compute_budgets(facts: Facts, saves: Mapping[int, int]) -> tuple[MemoryServ
             checkpoints=checkpoints_in_memory(facts.spec),
             limit_bytes=states_by_endpoint[endpoint].limit_bytes,
             others_bytes=_other_jobs_bytes(states_by_endpoint[endpoint], bytes_by_endpoint[endpoint]),
-            job_limit_bytes=part_of(policy.memory.size_limit_bytes, servers),
+            job_limit_bytes=server_size_limit(policy.memory.size_limit_bytes, servers),
         )
         for endpoint in sorted(bytes_by_endpoint, key=lambda e: e.instance)
     )
 
 
-def part_of(size_limit_bytes: int | None, servers: int) -> int | None:
+def server_size_limit(size_limit_bytes: int | None, servers: int) -> int | None:
     """Returns one server's part of a node's `sizeLimit`; None: there is no limit."""
     return None if size_limit_bytes is None else size_limit_bytes // servers
 
@@ -242,7 +242,7 @@ def _describe_share(share: MemoryServerBudget, verb: str) -> str:
     """Describes what one memory server stores for this job."""
     rank_bytes = format_bytes(share.save_bytes // max(1, share.ranks))
     ranks = f"{share.ranks} rank{'s' * (share.ranks != 1)} at {rank_bytes}{' each' * (share.ranks != 1)}"
-    return f"{share.where} {verb} {share.checkpoints} checkpoints of {ranks} = {format_bytes(share.needed_bytes)}"
+    return f"{share.server_name} {verb} {share.checkpoints} checkpoints of {ranks} = {format_bytes(share.needed_bytes)}"
 
 
 def _describe_remedy(share: MemoryServerBudget, policy: CheckpointPolicy) -> str:

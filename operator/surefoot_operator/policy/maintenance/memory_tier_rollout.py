@@ -15,15 +15,15 @@ from surefoot_operator.api.status import JobStatus, Membership, condition_of
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.facts import (
     TierFacts,
+    build_facts,
     fenced_servers,
-    gather,
 )
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.memory_server_liveness import may_still_have_data
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan
 from surefoot_operator.reasons import CHECKPOINT_LOST
 
-STALE_SECONDS = 15.0
+MAX_REPORT_AGE_SECONDS = 15.0
 """Age from which on a job's report about its safety does not count."""
 
 
@@ -50,11 +50,11 @@ class JobSafety:
 
     job: str
     """Namespace and name."""
-    safe: bool
+    is_safe: bool
     reason: str
     at_seconds: float
     """Unix time of the judgement."""
-    nodes: Mapping[str, int] | None = None
+    servers_read_by_node: Mapping[str, int] | None = None
     """By node, the number of memory servers that the job has fenced and read; None: it needs none."""
 
 
@@ -62,9 +62,9 @@ class JobSafety:
 class Rollout:
     """Pods to delete now, all of one failure domain, with the reason."""
 
-    delete: tuple[MemoryServerPod, ...]
+    to_delete: tuple[MemoryServerPod, ...]
     reason: str
-    outdated: int
+    outdated_count: int
     """Number of pods of an older revision."""
 
 
@@ -92,7 +92,7 @@ def judge_job_safety(snapshot: JobSnapshot, status: JobStatus, maintenance: Main
     if (
         loss_condition is not None
         and loss_condition.status == "True"
-        and not may_still_have_data(facts := gather(snapshot))
+        and not may_still_have_data(facts := build_facts(snapshot))
     ):
         # it may wait for a user like this for long, and must not block every upgrade of the memory tier
         return decide(
@@ -113,7 +113,7 @@ def judge_job_safety(snapshot: JobSnapshot, status: JobStatus, maintenance: Main
     return decide(
         True,
         f"{maintenance.watermark} has {maintenance.replicas} copies",
-        _count_servers_read(gather(snapshot), membership),
+        _count_servers_read(build_facts(snapshot), membership),
     )
 
 
@@ -166,7 +166,7 @@ def plan_rollout(
     candidates = [pod for pod in reachable if not pod.ready] if unready else reachable
     if not candidates:
         return decide(f"{unready[0].name} on {unready[0].node or 'no node yet'} is not ready")
-    problem = why_unsafe(pods, jobs, now_seconds)
+    problem = describe_unsafe_job(pods, jobs, now_seconds)
     if problem:
         return decide(problem)
     # All pods of one failure domain restart together: no save has two copies there.
@@ -178,21 +178,21 @@ def plan_rollout(
     )
 
 
-def ready_servers(pods: Sequence[MemoryServerPod]) -> str:
+def digest_ready_servers(pods: Sequence[MemoryServerPod]) -> str:
     """Returns a digest of the ready memory servers, for comparison between two operator replicas."""
     ready = sorted(f"{pod.node}/{pod.uid}" for pod in pods if pod.ready and pod.node_ready)
     return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
 
 
-def why_unsafe(pods: Sequence[MemoryServerPod], jobs: Sequence[JobSafety], now_seconds: float) -> str:
+def describe_unsafe_job(pods: Sequence[MemoryServerPod], jobs: Sequence[JobSafety], now_seconds: float) -> str:
     """Returns why no memory server may be restarted; empty: one may."""
     ready = {pod.node: pod.servers for pod in pods if pod.ready and pod.node_ready}
     for safety in jobs:
-        if not safety.safe:
+        if not safety.is_safe:
             return f"job {safety.job} cannot lose a memory server: {safety.reason}"
-        if safety.nodes is not None and now_seconds - safety.at_seconds > STALE_SECONDS:
+        if safety.servers_read_by_node is not None and now_seconds - safety.at_seconds > MAX_REPORT_AGE_SECONDS:
             return f"job {safety.job} was not reconciled for {now_seconds - safety.at_seconds:.0f} s"
-        servers_read = safety.nodes
+        servers_read = safety.servers_read_by_node
         missing = (
             sorted(n for n, servers in ready.items() if servers_read.get(n, 0) < servers)
             if servers_read is not None

@@ -15,12 +15,12 @@ from surefoot_operator.api.spec import MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import JobStatus, SaveInterval
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
-    WorldTierFacts,
+    MembershipFacts,
+    MembershipTierFacts,
     member_sessions,
     step_of,
 )
-from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
+from surefoot_operator.policy.failure.failure_rate import Risk, estimate_risk
 from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals as powers of two --------------------------------------------------------------------------------------
@@ -31,10 +31,10 @@ from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 MAX_EXPONENT = 20
 """Highest exponent, about a million times the base; trainers use the same limit."""
 
-FLUSH_ROOM = 1.25
+FLUSH_TIME_FACTOR = 1.25
 """Factor on the flush time of the last saves: the next save is due no sooner."""
 
-HYSTERESIS = 0.2
+EXPONENT_HYSTERESIS = 0.2
 """In log2 units: the exponent changes only if the target interval is more than 2**0.2 (15 %) outside its range."""
 
 
@@ -73,7 +73,7 @@ class IntervalDecision:
     reason: str
 
 
-def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
+def cheapest_interval_seconds(cost_seconds: float, incident_seconds: float) -> float:
     """Returns the interval of least cost by Young (1974) and Daly (2006), in seconds.
 
     At this interval, saves take on average as much time as the steps that an incident makes the job repeat.
@@ -81,25 +81,27 @@ def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
     return math.sqrt(2.0 * cost_seconds * incident_seconds)
 
 
-def target_seconds(request: IntervalRequest, inputs: IntervalInputs) -> float | None:
+def target_interval_seconds(request: IntervalRequest, inputs: IntervalInputs) -> float | None:
     """Returns the desired time between two saves; None while unknown."""
     if request.seconds is not None:
         return request.seconds
-    return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
+    return (
+        None if inputs.cost_seconds is None else cheapest_interval_seconds(inputs.cost_seconds, inputs.incident_seconds)
+    )
 
 
 def choose_exponent(request: IntervalRequest, inputs: IntervalInputs, present: int | None) -> IntervalDecision | None:
     """Chooses the interval exponent; None while step time or cost is unknown. `present`: the exponent until now."""
-    target, step_seconds = target_seconds(request, inputs), inputs.step_seconds
+    target, step_seconds = target_interval_seconds(request, inputs), inputs.step_seconds
     if target is None or step_seconds is None or step_seconds <= 0:
         return None
     base_seconds = request.base_steps * step_seconds
     # requested seconds are an upper limit, so they are rounded down; the cheapest interval is rounded to the nearest
-    bias = -HYSTERESIS if request.seconds is not None else 0.5
+    bias = -EXPONENT_HYSTERESIS if request.seconds is not None else 0.5
     target_exponent = exponent_with_hysteresis(_exponent_for(target / base_seconds) + bias, present)
     flush_seconds = inputs.flush_seconds or 0.0
     min_exponent = -exponent_with_hysteresis(
-        -_exponent_for(flush_seconds * FLUSH_ROOM / base_seconds), None if present is None else -present
+        -_exponent_for(flush_seconds * FLUSH_TIME_FACTOR / base_seconds), None if present is None else -present
     )
     exponent = min(MAX_EXPONENT, max(target_exponent, min_exponent, request.min_exponent, 0))
     return IntervalDecision(
@@ -109,7 +111,7 @@ def choose_exponent(request: IntervalRequest, inputs: IntervalInputs, present: i
 
 def exponent_with_hysteresis(target: float, present: int | None) -> int:
     """Rounds the target exponent down, or returns the present one if the target is within `HYSTERESIS` of its range."""
-    if present is not None and present - HYSTERESIS <= target < present + 1 + HYSTERESIS:
+    if present is not None and present - EXPONENT_HYSTERESIS <= target < present + 1 + EXPONENT_HYSTERESIS:
         return present
     return math.floor(target)
 
@@ -125,20 +127,20 @@ def _describe_choice(
     """Describes why the exponent was chosen; `exponents`: the target, the minimum and the choice."""
     target_exponent, min_exponent, exponent = exponents
     if request.seconds is not None:
-        cause = f"at most every {readable_seconds(request.seconds)} was requested"
+        cause = f"at most every {format_seconds(request.seconds)} was requested"
     else:
         cause = (
-            f"every {readable_seconds(target)} costs least, if a save costs {readable_seconds(inputs.cost_seconds or 0.0)}"
-            f" and an incident happens every {readable_seconds(inputs.incident_seconds)}"
+            f"every {format_seconds(target)} costs least, if a save costs {format_seconds(inputs.cost_seconds or 0.0)}"
+            f" and an incident happens every {format_seconds(inputs.incident_seconds)}"
         )
     if exponent <= max(target_exponent, 0):
         return cause
     if exponent == request.min_exponent and exponent > min_exponent:
         return f"{cause}, but saves to the memory tier are not made more often"
-    return f"{cause}, but a save takes {readable_seconds(inputs.flush_seconds or 0.0)} to be flushed, and the next must wait for it"
+    return f"{cause}, but a save takes {format_seconds(inputs.flush_seconds or 0.0)} to be flushed, and the next must wait for it"
 
 
-def readable_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Formats seconds with two digits in a suitable unit."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * size or unit == "s":
@@ -151,7 +153,7 @@ def readable_seconds(seconds: float) -> str:
 BACKGROUND_COST_RATIO = 0.05
 """Share of its own time that background work (a flush, an upload) is assumed to cost the training (0 to 1)."""
 
-DWELL_SECONDS = 30.0
+MIN_INTERVAL_LIFETIME_SECONDS = 30.0
 """Shortest time between two changes, unless saves cannot be flushed in time: a momentary measurement is no trend."""
 
 REFRESH_SECONDS = 60.0
@@ -160,10 +162,10 @@ REFRESH_FACTOR = 1.25
 """Change of an input from which on it is recorded again."""
 
 
-def with_intervals(facts: WorldTierFacts, status: JobStatus, replicas: int) -> JobStatus:
+def with_intervals(facts: MembershipTierFacts, status: JobStatus, replicas: int) -> JobStatus:
     """Returns the status with both tiers' save intervals; `replicas`: copies that a save has in memory now."""
     spec = facts.spec.checkpoint
-    risk = risk_of(facts.status, len(facts.membership.members), replicas, facts.now)
+    risk = estimate_risk(facts.status, len(facts.membership.members), replicas, facts.now)
     memory = _choose_memory_interval(facts, spec.memory, risk) if spec.memory.is_adaptive else None
     persistent = None
     if spec.persistent is not None and spec.persistent.is_adaptive:
@@ -181,33 +183,33 @@ def interval_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         if current is None or (previous is not None and previous.steps == current.steps):
             continue
         interval = "step" if current.steps == 1 else f"{current.steps} steps"
-        time_clause = f" ({readable_seconds(current.steps * current.step_seconds)})" if current.step_seconds else ""
+        time_clause = f" ({format_seconds(current.steps * current.step_seconds)})" if current.step_seconds else ""
         previous_clause = f" instead of {previous.steps}" if previous is not None else ""
         text = f"the {tier} tier is saved to every {interval}{time_clause}{previous_clause}: {current.reason}"
         events.append(Event(SAVE_INTERVAL_CHANGED, text))
     return tuple(events)
 
 
-def _choose_memory_interval(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
+def _choose_memory_interval(facts: MembershipFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
     """Chooses the memory tier's interval."""
     step_seconds, stall_seconds, flush_seconds = (
         _slowest_timing(facts, name) for name in ("step_seconds", "stall_seconds", "flush_seconds")
     )
     cost_seconds = None if stall_seconds is None else stall_seconds + BACKGROUND_COST_RATIO * (flush_seconds or 0.0)
-    inputs = IntervalInputs(step_seconds, cost_seconds, flush_seconds, risk.from_memory_seconds)
+    inputs = IntervalInputs(step_seconds, cost_seconds, flush_seconds, risk.memory_recovery_interval_seconds)
     return _choose_interval(
         facts, IntervalRequest(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk
     )
 
 
 def _choose_persistent_interval(
-    facts: WorldTierFacts, tier: PersistentTierSpec, memory: SaveInterval | None, risk: Risk
+    facts: MembershipTierFacts, tier: PersistentTierSpec, memory: SaveInterval | None, risk: Risk
 ) -> SaveInterval | None:
     """Chooses the persistent tier's interval, no shorter than the memory tier's."""
-    upload_seconds = facts.promotion_seconds
+    upload_seconds = facts.upload_seconds
     cost_seconds = None if upload_seconds is None else BACKGROUND_COST_RATIO * upload_seconds
     inputs = IntervalInputs(
-        _slowest_timing(facts, "step_seconds"), cost_seconds, upload_seconds, risk.from_persistent_seconds
+        _slowest_timing(facts, "step_seconds"), cost_seconds, upload_seconds, risk.persistent_recovery_interval_seconds
     )
     request = IntervalRequest(
         facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.exponent if memory else 0
@@ -215,14 +217,14 @@ def _choose_persistent_interval(
     return _choose_interval(facts, request, inputs, facts.status.persistent_interval, risk)
 
 
-def _slowest_timing(facts: WorldFacts, field: str) -> float | None:
+def _slowest_timing(facts: MembershipFacts, field: str) -> float | None:
     """Returns the highest of the members' medians of one timing; None while no member has reported it."""
     values: Iterable[float | None] = (getattr(s.timings, field) for _, s in member_sessions(facts) if s is not None)
     return max((value for value in values if value is not None), default=None)
 
 
 def _choose_interval(
-    facts: WorldFacts, request: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
+    facts: MembershipFacts, request: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
 ) -> SaveInterval | None:
     """Chooses an interval, or keeps the present one for `DWELL_SECONDS` after its start."""
     if present is not None and present.steps != request.base_steps << present.exponent:
@@ -241,7 +243,7 @@ def _choose_interval(
         return new
     # Keep a young choice, unless saves cannot keep up with it.
     if decision.exponent != present.exponent:
-        is_early = facts.now < present.since_seconds + DWELL_SECONDS
+        is_early = facts.now < present.since_seconds + MIN_INTERVAL_LIFETIME_SECONDS
         return present if is_early and not _is_too_frequent(request, inputs, present) else new
     if facts.now < present.measured_seconds + REFRESH_SECONDS or not _have_inputs_changed(present, new):
         return present
@@ -249,7 +251,7 @@ def _choose_interval(
 
 
 def _build_interval(
-    facts: WorldFacts, request: IntervalRequest, inputs: IntervalInputs, decision: IntervalDecision, risk: Risk
+    facts: MembershipFacts, request: IntervalRequest, inputs: IntervalInputs, decision: IntervalDecision, risk: Risk
 ) -> SaveInterval:
     """Builds the interval for the status."""
     return SaveInterval(

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import complete_persistent, entry_of, newest_checkpoint, on_lineage
+from surefoot.protocol.checkpoints.completeness import (
+    complete_in_persistent_tier,
+    is_on_lineage,
+    lineage_entry_of,
+    newest_checkpoint,
+)
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.job_snapshot import ObservedSession
@@ -26,12 +31,12 @@ from surefoot_operator.policy.core.actions import (
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldTierFacts,
     fenced_servers,
     final_checkpoint,
-    is_broken,
+    has_trainer_failed,
     is_responsive,
     member_sessions,
     unreadable_checkpoints,
@@ -40,13 +45,13 @@ from surefoot_operator.policy.core.facts import (
 from surefoot_operator.policy.maintenance import last_good
 from surefoot_operator.policy.membership import final_checkpoint as last_checkpoint
 from surefoot_operator.policy.membership import lifecycle, planned_change
-from surefoot_operator.policy.membership.restore_decisions import may_be_under_way
+from surefoot_operator.policy.membership.restore_decisions import may_drops_be_in_progress
 from surefoot_operator.reasons import CHECKPOINT_UPLOADED, UPLOAD_ABANDONED
 
-LIST_RETRY_SECONDS = 60.0
+LISTING_INTERVAL_SECONDS = 60.0
 """Time between listings if the last one failed, or lacks the last uploaded checkpoint."""
 
-UNANSWERED_SECONDS = 10.0
+LISTING_TIMEOUT_SECONDS = 10.0
 """Time after which a listing without an answer is requested again."""
 
 MAX_FAILED_UPLOADS = 5
@@ -80,21 +85,21 @@ def plan_uploads(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint |
         events = (Event(CHECKPOINT_UPLOADED, f"{last_uploaded} is complete in the persistent tier"),)
     # a job that ended, waits, or stops at a barrier with no remaining node makes no newer checkpoint: the newest goes first,
     # however often its upload failed
-    must_upload_newest = final_checkpoint(facts) is not None or is_broken(facts)
+    must_upload_newest = final_checkpoint(facts) is not None or has_trainer_failed(facts)
     must_upload_newest = (
         must_upload_newest
-        or facts.uploads
-        or planned_change.departure_needs_upload(facts)
+        or facts.uploads_newest
+        or planned_change.termination_needs_upload(facts)
         or lifecycle.suspension_needs_upload(facts)
     )
-    available = last_checkpoint.at_hand(facts) if must_upload_newest else in_memory
+    available = last_checkpoint.uploadable_checkpoints(facts) if must_upload_newest else in_memory
     # Due are steps at the upload interval that are newer than the last uploaded checkpoint.
     due_checkpoints = [
         c
         for c in available
-        if (c.step % interval_of(facts) == 0 or (must_upload_newest and c == available[-1]))
+        if (c.step % upload_interval_steps(facts) == 0 or (must_upload_newest and c == available[-1]))
         and (last_uploaded is None or c.step > last_uploaded.step)
-        and not c.imported
+        and not c.is_imported
         and c not in facts.persistent.deleting
     ]
     if not due_checkpoints:
@@ -121,10 +126,10 @@ def _choose_checkpoint(
 
 def _repeatedly_failing(facts: TierFacts) -> set[Checkpoint]:
     """Returns checkpoints with a save whose upload failed too often; newer ones must not wait for them."""
-    return {save.checkpoint for save, count in facts.stumbled.items() if count >= MAX_FAILED_UPLOADS}
+    return {save.checkpoint for save, count in facts.failed_uploads.items() if count >= MAX_FAILED_UPLOADS}
 
 
-def interval_of(facts: JobFacts) -> int:
+def upload_interval_steps(facts: JobFacts) -> int:
     """Returns the steps between uploads, a multiple of the memory tier's interval.
 
     Until the operator has chosen an interval, every save is due: one upload shows how long uploads take.
@@ -137,8 +142,8 @@ def interval_of(facts: JobFacts) -> int:
     return -(-requested_steps // base_steps) * base_steps
 
 
-def persistent_drops(
-    facts: WorldTierFacts, last_uploaded: Checkpoint | None, pinned: Checkpoint | None
+def plan_persistent_deletions(
+    facts: MembershipTierFacts, last_uploaded: Checkpoint | None, pinned: Checkpoint | None
 ) -> tuple[MaintenanceAction, ...]:
     """Deletes checkpoints that retention does not keep, or first requests a sufficient listing."""
     spec = facts.spec.checkpoint.persistent
@@ -148,32 +153,32 @@ def persistent_drops(
     if worker is None:
         return ()
     # Nothing is deleted without a listing that shows the last uploaded checkpoint.
-    due_seconds = listing_due(facts)
+    due_seconds = next_listing_time(facts)
     if due_seconds is not None:
         return (ListPersistentTier(facts.membership.generation, worker.index),) if facts.now >= due_seconds else ()
-    if may_be_under_way(facts):
+    if may_drops_be_in_progress(facts):
         return ()
     entries = facts.persistent.entries or ()
-    complete = complete_persistent(
-        entries, facts.status.lineage, facts.membership.generation, unreadable_checkpoints(facts), facts.covers
+    complete = complete_in_persistent_tier(
+        entries, facts.status.lineage, facts.membership.generation, unreadable_checkpoints(facts), facts.layout_covers
     )
     inputs = retention.RetentionInputs(
         lineage=facts.status.lineage,
         generation=facts.membership.generation,
-        claimed=False,
+        is_claimed=False,
         parent=facts.membership.parent,
         watermark=None,
         persistent=last_uploaded,
         pinned=pinned,
         unreadable=unreadable_checkpoints(facts),
-        known_good=last_good.kept_for_rollback(facts, complete, entries),
+        known_good=last_good.checkpoints_kept_for_rollback(facts, complete, entries),
     )
     stored = {
         m.save.checkpoint for m in entries
     } | facts.persistent.deleting  # deleted again until an agent has answered
     kept_besides = _kept_by_age_or_milestone(facts, spec, {*complete, last_uploaded})
     undecidable = facts.persistent.undecidable
-    to_delete = retention.persistent_drops(
+    to_delete = retention.persistent_checkpoints_to_delete(
         {*complete, last_uploaded} - undecidable, stored, inputs, spec.keep, kept_besides, undecidable
     )
     return (DeleteUploaded(worker, facts.membership.generation, tuple(to_delete)),) if to_delete else ()
@@ -193,7 +198,7 @@ def _kept_by_age_or_milestone(
     return milestones | frozenset(m.save.checkpoint for m in entries if m.saved_at >= oldest_kept_seconds)
 
 
-def listing_due(facts: TierFacts) -> float | None:
+def next_listing_time(facts: TierFacts) -> float | None:
     """Returns when to list again for the last uploaded checkpoint (Unix time); None: it is listed."""
     persistent, last_uploaded = facts.persistent, facts.status.last_uploaded
     if facts.spec.checkpoint.persistent is None or last_uploaded is None:
@@ -207,7 +212,7 @@ def listing_due(facts: TierFacts) -> float | None:
     if persistent.requested_seconds is None:
         return facts.now
     is_answered = is_listed or persistent.error is not None
-    return persistent.requested_seconds + (LIST_RETRY_SECONDS if is_answered else UNANSWERED_SECONDS)
+    return persistent.requested_seconds + (LISTING_INTERVAL_SECONDS if is_answered else LISTING_TIMEOUT_SECONDS)
 
 
 def _newest_uploaded(facts: TierFacts) -> Checkpoint | None:
@@ -215,15 +220,17 @@ def _newest_uploaded(facts: TierFacts) -> Checkpoint | None:
     lineage, generation, unreadable = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
     # a new operator finds some ranks' saves in the listing, and gets reports about the others
     listed_saves = frozenset(m.save for m in facts.persistent.entries or ())
-    complete = {c for c, saves in facts.promoted.items() if not _missing_saves(facts, c, saves | listed_saves)}
+    complete = {c for c, saves in facts.uploaded.items() if not _missing_saves(facts, c, saves | listed_saves)}
     if facts.persistent.read_generation == facts.membership.generation and facts.persistent.entries is not None:
-        complete |= set(complete_persistent(facts.persistent.entries, lineage, generation, unreadable, facts.covers))
+        complete |= set(
+            complete_in_persistent_tier(facts.persistent.entries, lineage, generation, unreadable, facts.layout_covers)
+        )
     previous = facts.status.last_uploaded
     newer = {
         c
         for c in complete
         if c not in unreadable
-        and on_lineage(lineage, c, generation)
+        and is_on_lineage(lineage, c, generation)
         and (previous is None or previous in unreadable or c.step > previous.step)
     }
     return newest_checkpoint(newer) or previous
@@ -231,16 +238,16 @@ def _newest_uploaded(facts: TierFacts) -> Checkpoint | None:
 
 def _missing_saves(facts: JobFacts, checkpoint: Checkpoint, stored: frozenset[RankSave]) -> list[RankSave]:
     """Lists the rank saves of a checkpoint that are not stored."""
-    entry = entry_of(facts.status.lineage, checkpoint.generation)
+    entry = lineage_entry_of(facts.status.lineage, checkpoint.generation)
     if entry is None:
         return [RankSave(checkpoint.generation, checkpoint.step, 0)]
     saves = (RankSave(checkpoint.generation, checkpoint.step, rank) for rank in range(entry.world_size))
     return [save for save in saves if save not in stored]
 
 
-def _assign_uploads(facts: WorldTierFacts, checkpoint: Checkpoint) -> tuple[MaintenanceAction, ...]:
+def _assign_uploads(facts: MembershipTierFacts, checkpoint: Checkpoint) -> tuple[MaintenanceAction, ...]:
     """Assigns each missing rank save to an agent: the rank's own, else one on a node with a copy, else any in turn."""
-    stored = set(facts.promoted.get(checkpoint, frozenset()))
+    stored = set(facts.uploaded.get(checkpoint, frozenset()))
     stored |= {m.save for m in facts.persistent.entries or () if m.save.checkpoint == checkpoint}
     # members only: no other agent was sent the memory servers' addresses
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
@@ -255,7 +262,7 @@ def _assign_uploads(facts: WorldTierFacts, checkpoint: Checkpoint) -> tuple[Main
         uploader = _owner_of(facts, save)
         if uploader not in agent_ids:
             nearby = [s for node in sorted(nodes.get(save, ())) for s in agents_by_node.get(node, ())]
-            failures = facts.stumbled.get(save, 0)
+            failures = facts.failed_uploads.get(save, 0)
             # after a failure, any agent is tried: the one that failed may not know a server that another one knows
             candidates = agents if failures or not nearby else nearby
             uploader = worker_id(candidates[(save.rank + failures) % len(candidates)])
@@ -286,7 +293,7 @@ def _owner_of(facts: JobFacts, save: RankSave) -> WorkerId | None:
     )
 
 
-def _choose_agent(facts: WorldFacts) -> WorkerId | None:
+def _choose_agent(facts: MembershipFacts) -> WorkerId | None:
     """Returns the responsive agent with the lowest id; None: there is none."""
     responsive = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
     return min(responsive, default=None)

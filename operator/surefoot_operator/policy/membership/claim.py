@@ -17,11 +17,11 @@ from surefoot.protocol.checkpoints.completeness import (
     Lineage,
     LineageEntry,
     complete_checkpoints,
-    complete_persistent,
+    complete_in_persistent_tier,
+    find_watermark,
+    is_on_lineage,
     newest_checkpoint,
-    on_lineage,
-    pruned,
-    watermark,
+    prune_lineage,
 )
 from surefoot.protocol.checkpoints.completeness import effective_replicas as effective
 from surefoot.protocol.checkpoints.records import RankManifest
@@ -32,33 +32,38 @@ from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.api.status import JobStatus, Member, Membership, Scheduling, condition_of
-from surefoot_operator.job_snapshot import HIGHEST_EPOCH, ObservedSession, ObservedWorker
+from surefoot_operator.job_snapshot import MAX_GENERATION, ObservedSession, ObservedWorker
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.availability import (
     costly_nodes,
     evacuation_reason,
+    is_node_lost,
     is_usable,
-    node_lost,
     termination_reason,
 )
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
     JobFacts,
+    MembershipNodeFacts,
+    MembershipTierFacts,
     NodeFacts,
     TierFacts,
-    WorldNodeFacts,
-    WorldTierFacts,
     cached_per_snapshot,
     domains_of,
     fenced_servers,
-    reading_at,
     step_of,
+    tier_reading,
     unreadable_checkpoints,
     worker_id,
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.failure_detection import connection_deadline, most_members_connected
-from surefoot_operator.policy.failure.spare_workers import largest_size, newest_attempts, required_indices, target_size
+from surefoot_operator.policy.failure.spare_workers import (
+    largest_size,
+    newest_responsive_sessions,
+    required_indexes,
+    target_size,
+)
 from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_nodes
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
@@ -69,7 +74,7 @@ from surefoot_operator.policy.membership.expected_cost import (
 from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
 from surefoot_operator.policy.membership.restore_decisions import (
     RestoreChosen,
-    may_be_under_way,
+    may_drops_be_in_progress,
     record_rollback,
     restore_limit,
     surviving_last_good,
@@ -97,7 +102,7 @@ class SchedulingRelease:
     events: tuple[Event, ...] = ()
 
 
-def update_scheduling(facts: WorldNodeFacts, required_size: int | None = None) -> SchedulingRelease:
+def update_scheduling(facts: MembershipNodeFacts, required_size: int | None = None) -> SchedulingRelease:
     """Decides whether workers keep their nodes while too few of them are scheduled to train."""
     scheduling, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
@@ -110,7 +115,7 @@ def update_scheduling(facts: WorldNodeFacts, required_size: int | None = None) -
     if facts.now < short_since + deadline:
         return SchedulingRelease(Scheduling(short_since, scheduling.releases))
     releases = scheduling.releases + 1
-    backoff = pause_seconds(facts.job.uid, releases, deadline)
+    backoff = release_backoff_seconds(facts.job.uid, releases, deadline)
     released = Scheduling(None, releases, facts.now + backoff)
     text = (
         f"{placed_workers} of {target_size(facts.spec)} workers occupied nodes for schedulingDeadlineSeconds ({deadline:g} s), too"
@@ -121,7 +126,7 @@ def update_scheduling(facts: WorldNodeFacts, required_size: int | None = None) -
     )
 
 
-def due_seconds(facts: JobFacts, scheduling: Scheduling) -> float | None:
+def release_deadline(facts: JobFacts, scheduling: Scheduling) -> float | None:
     """Returns when nodes are released or requested again (Unix time); None: neither is planned."""
     if scheduling.since_seconds is None:
         return scheduling.until_seconds
@@ -145,18 +150,20 @@ def release_message(scheduling: Scheduling) -> str:
     return f"too few workers got nodes, so their nodes were released{count_clause}; the job requests them again at {retry_time} UTC"
 
 
-def pause_seconds(uid: str, releases: int, deadline: float) -> float:
+def release_backoff_seconds(uid: str, releases: int, deadline: float) -> float:
     """Returns the backoff after a release, different for each job, so that one finds the nodes free."""
     # Derived from the job's uid, so that every leader computes the same backoff.
     jitter = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
-    return Backoff(deadline * _FIRST_BACKOFF_SHARE, deadline).seconds(releases, jitter)
+    return Backoff(deadline * _FIRST_BACKOFF_SHARE, deadline).wait_seconds(releases, jitter)
 
 
-def _count_placed(facts: WorldNodeFacts) -> int:
+def _count_placed(facts: MembershipNodeFacts) -> int:
     """Counts required workers that occupy a node."""
-    ended_phases, required = ("Succeeded", "Failed"), required_indices(facts)
+    ended_phases, required = ("Succeeded", "Failed"), required_indexes(facts)
     live_workers = (
-        w for w in facts.worker_list if w.phase not in ended_phases and not w.deleting and not node_lost(facts, w.node)
+        w
+        for w in facts.worker_list
+        if w.phase not in ended_phases and not w.deleting and not is_node_lost(facts, w.node)
     )
     return len({w.index for w in live_workers if w.node is not None and w.index in required})
 
@@ -171,7 +178,7 @@ def _count_placed(facts: WorldNodeFacts) -> int:
 class WorldSizeConstraint:
     """The world size that a checkpoint's state requires."""
 
-    text: str
+    message: str
     """Sentence that names the objects and the remedies."""
     ranks: int
     """Required number of ranks."""
@@ -182,19 +189,19 @@ class WorldSizeConstraint:
         return 0 if remainder else workers
 
 
-def tie_of(facts: TierFacts, parent: Checkpoint | None) -> WorldSizeConstraint | None:
+def size_constraint_of(facts: TierFacts, parent: Checkpoint | None) -> WorldSizeConstraint | None:
     """Returns the world size that restoring `parent` requires; None: any size will do."""
     if parent is None:
         return None
-    source_entries = facts.older.entries or ()
+    source_entries = facts.source_listing.entries or ()
     return _find_constraint(m for m in chain(_read_manifests(facts), source_entries) if m.save.checkpoint == parent)
 
 
 @cached_per_snapshot
-def present_tie(facts: TierFacts) -> WorldSizeConstraint | None:
+def current_size_constraint(facts: TierFacts) -> WorldSizeConstraint | None:
     """Returns the world size that the committed membership's newest checkpoint requires; None: any size will do."""
     membership = facts.membership
-    manifests = reading_at(facts, membership.generation).manifests()
+    manifests = tier_reading(facts, membership.generation).manifests_by_rank()
     candidates = {
         c: ranks for c, ranks in manifests.items() if c.generation == membership.generation or c == membership.parent
     }
@@ -218,10 +225,14 @@ def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:
     # A claim reads the tiers again; until then the condition stays as it is.
     if membership.state == "Claimed" or not membership.members:
         return condition.message if condition is not None else None
-    tie = tie_of(facts, membership.parent) if membership != facts.status.membership else present_tie(facts)
+    tie = (
+        size_constraint_of(facts, membership.parent)
+        if membership != facts.status.membership
+        else current_size_constraint(facts)
+    )
     if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
         return None
-    return tie.text
+    return tie.message
 
 
 def _find_constraint(manifests: Iterable[RankManifest]) -> WorldSizeConstraint | None:
@@ -241,25 +252,25 @@ def _find_constraint(manifests: Iterable[RankManifest]) -> WorldSizeConstraint |
 
 def _read_manifests(facts: TierFacts) -> Iterator[RankManifest]:
     """Iterates over all manifests of this job read for the present generation."""
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     return chain(*reading.servers.values(), reading.persistent or ())
 
 
 # ---- claim -----------------------------------------------------------------------------------------------------------
 
-STOPPING_SECONDS = 3.0
+STOPPING_WAIT_SECONDS = 3.0
 """How long to wait until connected agents have stopped their trainers and are warm again."""
 
-RECONNECTING_SECONDS = 5.0
+RECONNECT_WAIT_SECONDS = 5.0
 """How long a new leader waits for the agents of the previous generation to connect."""
 
-STARTING_SECONDS = 30.0
+STARTING_WAIT_SECONDS = 30.0
 """How long a first (or resumed) generation waits for workers that are starting, before it starts with fewer."""
 
-UNBOUND_SECONDS = 5.0
+UNSCHEDULED_WAIT_SECONDS = 5.0
 """The same for workers without a node."""
 
-TRIED_SECONDS = 60.0
+REPLACEMENT_WAIT_SECONDS = 60.0
 """How long to wait for another worker if training is possible only with a node that its own agent found unhealthy."""
 
 MAX_LINEAGE_ENTRIES = 200
@@ -272,44 +283,44 @@ class Selection:
 
     members: tuple[Member, ...] = ()
     """In rank order; empty: wait."""
-    waiting: str | None = None
+    waiting_reason: str | None = None
     """Why no members are selected yet."""
     until_seconds: float | None = None
     """Unix time at which to select again; None: only a new observation helps."""
-    sums: str = ""
+    cost_estimate: str = ""
     """Cost estimate that explains why workers that may still come were not waited for; empty: none was made."""
 
 
-def newest_known_generation(facts: WorldTierFacts) -> int:
+def newest_known_generation(facts: MembershipTierFacts) -> int:
     """Returns the newest generation known to the status, memory servers, agents or the persistent tier.
 
     A status that was restored from an old backup lacks generations that the others remember.
     """
     status = facts.status
     generations = [status.membership.generation if status.membership else 0]
-    generations += [h.fence for h in facts.holder_list if h.fence is not None]
+    generations += [h.fence for h in facts.server_list if h.fence is not None]
     generations += [max(s.generation, s.stopped - 1) for s in facts.sessions.values()]
-    return max(*generations, newest_epoch_stored(facts))
+    return max(*generations, newest_stored_generation(facts))
 
 
-def newest_epoch_stored(facts: TierFacts) -> int:
+def newest_stored_generation(facts: TierFacts) -> int:
     """Returns the newest generation found in the persistent tier, apart from this claim; 0: none, or not listed."""
     listing = facts.persistent
-    generations = (listing.newest_epoch, *(m.save.generation for m in listing.entries or ()))
-    return max((generation for generation in generations if generation <= HIGHEST_EPOCH), default=0)
+    generations = (listing.newest_generation, *(m.save.generation for m in listing.entries or ()))
+    return max((generation for generation in generations if generation <= MAX_GENERATION), default=0)
 
 
-def is_taken(facts: TierFacts) -> bool:
+def is_generation_taken(facts: TierFacts) -> bool:
     """Whether the claimed generation was used before, as the listing for this claim shows.
 
     An unused one has nothing in the persistent tier before it is committed.
     """
     membership, listing = facts.membership, facts.persistent
     is_listed = membership.state == "Claimed" and listing.read_generation == membership.generation
-    return is_listed and newest_epoch_stored(facts) >= membership.generation
+    return is_listed and newest_stored_generation(facts) >= membership.generation
 
 
-def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
+def claim_generation(facts: MembershipTierFacts, reason: str) -> JobStatus:
     """Returns the status that claims the next generation: no member may run until it is committed.
 
     Members and parent stay those of the previous generation.
@@ -330,7 +341,7 @@ def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
     return replace(status, membership=membership, start_seconds=start_seconds)
 
 
-def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tuple[Member, ...]) -> JobStatus:
+def commit_generation(facts: MembershipTierFacts, chosen: RestoreChosen, members: tuple[Member, ...]) -> JobStatus:
     """Returns the status that commits the claimed generation with its parent and members."""
     status, claim = facts.status, facts.membership
     world_size = len(members) * facts.spec.nproc_per_node
@@ -366,7 +377,7 @@ def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tup
     )
 
 
-def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None) -> Selection:
+def select_members(facts: MembershipNodeFacts, tie: WorldSizeConstraint | None = None) -> Selection:
     """Selects the members once no worker worth waiting for is missing.
 
     `tie`: required world size; exactly as many members are selected, or none.
@@ -374,7 +385,7 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
     generation, spec = facts.membership.generation, facts.spec
     required_size = None if tie is None else tie.workers(spec)
     # Sessions on good nodes come first; those on nodes to evacuate are used only if training is impossible without them.
-    usable = [s for s in newest_attempts(facts) if is_usable(facts, s)]
+    usable = [s for s in newest_responsive_sessions(facts) if is_usable(facts, s)]
     unhealthy = [s for s in usable if _is_on_unhealthy_node(facts, s)]
     preferred = _on_nodes_to_keep(facts, [s for s in usable if s not in unhealthy], required_size)
     if _startable_size(facts, preferred, required_size):
@@ -382,7 +393,7 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
     elif unhealthy and _may_be_replaced(facts, unhealthy):
         reasons = {f"node {s.node} ({unhealthy_nodes(facts)[s.node]})" for s in unhealthy}
         reason = f"the worker on {join_names(sorted(reasons))} gets no rank; waiting for a replacement"
-        return Selection((), reason, facts.membership.changed_seconds + TRIED_SECONDS)
+        return Selection((), reason, facts.membership.changed_seconds + REPLACEMENT_WAIT_SECONDS)
     # An agent is ready once it has stopped the trainers of every older generation and its fork server is warm.
     ready = [s for s in usable if s.warm and s.stopped >= generation]
     # With fewer workers than the target, wait for the others as long as that costs less than training without them.
@@ -399,20 +410,20 @@ def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None
     size = largest_size(spec, len(ready), required_size)
     if size:
         selection = _select_ready(facts, usable, ready, size)
-        return replace(selection, sums="; ".join(filter(None, (selection.sums, cost.reason))))
+        return replace(selection, cost_estimate="; ".join(filter(None, (selection.cost_estimate, cost.reason))))
     if tie is not None:
         return Selection((), _describe_shortage(spec, len(ready), tie))
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed size up to {spec.replicas} workers")
 
 
-def _is_on_unhealthy_node(facts: WorldNodeFacts, session: ObservedSession) -> bool:
+def _is_on_unhealthy_node(facts: MembershipNodeFacts, session: ObservedSession) -> bool:
     """Whether a worker without a rank is on an unhealthy node; the confirmation delay is not awaited."""
     return worker_id(session) not in facts.members and session.node in unhealthy_nodes(facts)
 
 
-def _may_be_replaced(facts: WorldNodeFacts, unhealthy: list[ObservedSession]) -> bool:
+def _may_be_replaced(facts: MembershipNodeFacts, unhealthy: list[ObservedSession]) -> bool:
     """Whether replacements may come in time: a node may be free for them, or they are starting."""
-    if facts.now >= facts.membership.changed_seconds + TRIED_SECONDS:
+    if facts.now >= facts.membership.changed_seconds + REPLACEMENT_WAIT_SECONDS:
         return False
     live_ids = {(w.index, w.attempt) for w in facts.worker_list if w.phase in ("Pending", "Running")}
     replaced = [s for s in unhealthy if any(index == s.index and attempt > s.attempt for index, attempt in live_ids)]
@@ -445,7 +456,7 @@ def _startable_size(facts: JobFacts, sessions: list[ObservedSession], required_s
 
 
 def _select_ready(
-    facts: WorldNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession], count: int
+    facts: MembershipNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession], count: int
 ) -> Selection:
     """Selects `count` members: former ones first, unless they failed repeatedly on their node."""
     suspect = suspect_nodes(facts)
@@ -462,11 +473,13 @@ def _select_ready(
     )
     return Selection(
         tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _order_by_rank(facts, ready)),
-        sums=suspect_reason,
+        cost_estimate=suspect_reason,
     )
 
 
-def _former_members_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], selected: set[WorkerId]) -> float:
+def _former_members_deadline(
+    facts: MembershipNodeFacts, usable: list[ObservedSession], selected: set[WorkerId]
+) -> float:
     """Returns until when former members that are not selected are expected to be ready (Unix time; 0: none is)."""
     sessions_by_id = {worker_id(s): s for s in usable}
     deadlines = [0.0]
@@ -475,8 +488,8 @@ def _former_members_deadline(facts: WorldNodeFacts, usable: list[ObservedSession
             continue
         session = sessions_by_id.get(worker)
         if session is not None and session.incarnation == member.incarnation:
-            deadlines.append(facts.membership.changed_seconds + STOPPING_SECONDS)
-        elif session is None and member.index in required_indices(facts):
+            deadlines.append(facts.membership.changed_seconds + STOPPING_WAIT_SECONDS)
+        elif session is None and member.index in required_indexes(facts):
             deadlines.append(_return_deadline(facts, worker, member.incarnation))
     return max(deadlines)
 
@@ -504,14 +517,16 @@ def _describe_shortage(spec: TrainingJobSpec, ready: int, tie: WorldSizeConstrai
     """Describes why the ready workers cannot train at the required world size."""
     required = tie.workers(spec)
     if largest_size(spec, required, required):
-        return f"{ready} of {required} workers are ready, and no other number is possible: {tie.text}"
+        return f"{ready} of {required} workers are ready, and no other number is possible: {tie.message}"
     return (
         f"no allowed size fits: the job requests {spec.replicas} workers of {spec.nproc_per_node} ranks. Request"
-        f" {tie.ranks} ranks again. {tie.text}"
+        f" {tie.ranks} ranks again. {tie.message}"
     )
 
 
-def _wait_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession]) -> float | None:
+def _wait_deadline(
+    facts: MembershipNodeFacts, usable: list[ObservedSession], ready: list[ObservedSession]
+) -> float | None:
     """Returns until when the missing workers are worth waiting for (Unix time); None: they are not."""
     membership, ready_ids = facts.membership, {worker_id(s) for s in ready}
     former_members = {worker: m.incarnation for worker, m in facts.members.items()}
@@ -519,7 +534,7 @@ def _wait_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], ready: 
     for session in usable:
         is_former_member = former_members.get(worker_id(session)) == session.incarnation
         if worker_id(session) not in ready_ids and (is_former_member or session.warm):
-            deadlines.append(membership.changed_seconds + STOPPING_SECONDS)
+            deadlines.append(membership.changed_seconds + STOPPING_WAIT_SECONDS)
     for worker, incarnation in former_members.items():
         deadlines.append(_return_deadline(facts, worker, incarnation))
     policy = facts.spec.elastic_policy
@@ -530,7 +545,7 @@ def _wait_deadline(facts: WorldNodeFacts, usable: list[ObservedSession], ready: 
     return max(deadlines, default=None)
 
 
-def _estimate_wait(facts: WorldNodeFacts, ready: int, required_size: int | None) -> CostDecision:
+def _estimate_wait(facts: MembershipNodeFacts, ready: int, required_size: int | None) -> CostDecision:
     """Estimates the cost of waiting for more workers, unless the job itself sets the wait."""
     policy = facts.spec.elastic_policy
     if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.membership.members:
@@ -538,18 +553,18 @@ def _estimate_wait(facts: WorldNodeFacts, ready: int, required_size: int | None)
     return wait_or_shrink(facts, ready, required_size)
 
 
-def _return_deadline(facts: WorldNodeFacts, worker_key: WorkerId, incarnation: str) -> float:
+def _return_deadline(facts: MembershipNodeFacts, worker_key: WorkerId, incarnation: str) -> float:
     """Returns until when to wait for a former member's agent to reconnect; 0: not at all."""
     worker, session = facts.workers.get(worker_key), facts.sessions.get(worker_key)
     if (
         worker is None
         or worker.phase != "Running"
         or termination_reason(facts, worker)
-        or node_lost(facts, worker.node)
+        or is_node_lost(facts, worker.node)
     ):
         return 0.0
     if session is None:
-        deadline = facts.term_seconds + RECONNECTING_SECONDS
+        deadline = facts.term_seconds + RECONNECT_WAIT_SECONDS
         # this leader claimed the generation itself, and had already waited for members that did not connect
         return (
             min(deadline, connection_deadline(facts))
@@ -566,7 +581,7 @@ def _claimed_here(facts: JobFacts) -> bool:
     return facts.membership.changed_seconds > facts.term_seconds
 
 
-def _arrival_deadline(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
+def _arrival_deadline(facts: MembershipNodeFacts, ready: set[WorkerId]) -> float:
     """Returns until when to wait for required workers that have a node or may get one, but have not joined."""
     deadline = 0.0
     ready_indexes = {worker_key.index for worker_key in ready}
@@ -574,31 +589,31 @@ def _arrival_deadline(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
     for worker in facts.worker_list:
         if worker.phase not in ("Succeeded", "Failed"):
             live_workers[worker.index].append(worker)
-    for index in required_indices(facts):
+    for index in required_indexes(facts):
         if index in ready_indexes:
             continue
         workers = live_workers.get(index, ())
         if any(w.node is not None for w in workers):
-            deadline = max(deadline, facts.membership.changed_seconds + STARTING_SECONDS)
+            deadline = max(deadline, facts.membership.changed_seconds + STARTING_WAIT_SECONDS)
         elif facts.free_nodes is None or facts.free_nodes > 0 or not workers:
             created = max((w.created_seconds for w in workers), default=facts.membership.changed_seconds)
-            deadline = max(deadline, created + UNBOUND_SECONDS)
+            deadline = max(deadline, created + UNSCHEDULED_WAIT_SECONDS)
     return deadline
 
 
 def _read_protection(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
     """Returns whether the job had a checkpoint, and the newest uploaded one on the new lineage."""
     status, generation = facts.status, facts.membership.generation
-    reading, unreadable, covers = reading_at(facts, generation), unreadable_checkpoints(facts), facts.covers
+    reading, unreadable, covers = tier_reading(facts, generation), unreadable_checkpoints(facts), facts.layout_covers
     domains = domains_of(facts)
     live_domains = {domains[server] for server in reading.servers}
     replicas = effective(facts.spec.checkpoint.memory.replicas, len(live_domains))
-    watermark_checkpoint = watermark(reading, lineage, generation, unreadable, covers, domains, replicas)
-    persistent_entries = () if may_be_under_way(facts) else reading.persistent or ()
-    uploaded = complete_persistent(persistent_entries, lineage, generation, unreadable, covers)
+    watermark_checkpoint = find_watermark(reading, lineage, generation, unreadable, covers, domains, replicas)
+    persistent_entries = () if may_drops_be_in_progress(facts) else reading.persistent or ()
+    uploaded = complete_in_persistent_tier(persistent_entries, lineage, generation, unreadable, covers)
     last_uploaded = status.last_uploaded
     if last_uploaded is not None and (
-        last_uploaded in unreadable or not on_lineage(lineage, last_uploaded, generation)
+        last_uploaded in unreadable or not is_on_lineage(lineage, last_uploaded, generation)
     ):
         last_uploaded = None
     newest_uploaded = newest_checkpoint(c for c in (*uploaded, *((last_uploaded,) if last_uploaded else ())))
@@ -614,11 +629,13 @@ def _prune_lineage(facts: TierFacts, lineage: Lineage) -> Lineage:
     if len(lineage) <= MAX_LINEAGE_ENTRIES:
         return lineage
     generation = lineage[-1].generation
-    reading = reading_at(facts, facts.membership.generation)
-    checkpoints = complete_checkpoints(reading, lineage, generation, frozenset(), facts.covers)
+    reading = tier_reading(facts, facts.membership.generation)
+    checkpoints = complete_checkpoints(reading, lineage, generation, frozenset(), facts.layout_covers)
     # a checkpoint in the persistent tier counts as this job's only while the lineage has its generation
     persistent_entries = facts.persistent.entries or ()
-    checkpoints += complete_persistent(persistent_entries, lineage, generation, frozenset(), facts.covers)
+    checkpoints += complete_in_persistent_tier(
+        persistent_entries, lineage, generation, frozenset(), facts.layout_covers
+    )
     needed = [c for c in (*checkpoints, facts.status.last_uploaded, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.generation, c.step), default=lineage[-1].parent)
-    return pruned(lineage, oldest, generation)
+    return prune_lineage(lineage, oldest, generation)

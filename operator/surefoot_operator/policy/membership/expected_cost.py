@@ -16,14 +16,14 @@ from surefoot_operator.job_snapshot import ObservedWorker
 from surefoot_operator.policy.core.availability import costly_nodes
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     NodeFacts,
-    WorldFacts,
-    WorldNodeFacts,
     cached_per_snapshot,
     worker_id,
 )
 from surefoot_operator.policy.failure.incidents import WORKER_LOSS_KINDS
-from surefoot_operator.policy.failure.spare_workers import largest_size, newest_workers, required_indices
+from surefoot_operator.policy.failure.spare_workers import largest_size, newest_workers, required_indexes
 
 MAX_WAIT_SECONDS = 600.0
 """Longest wait for replacements, whatever the estimate."""
@@ -41,15 +41,15 @@ class IncidentHistory:
     """Median time without training that a change of size takes, without waiting for workers."""
     arrival_seconds: float | None
     """Median time from a loss until as many workers as before were warm."""
-    replacements: int
+    replaced_losses: int
     """Number of losses whose replacement came."""
-    losses_without_replacement: int
+    decided_losses: int
     """Number of losses that are over, replaced or not."""
 
     @property
     def replacement_probability(self) -> float:
         """The estimated probability (0 to 1) that a replacement comes; half an observation each way is the prior."""
-        return (self.replacements + 0.5) / (self.losses_without_replacement + 1.0)
+        return (self.replaced_losses + 0.5) / (self.decided_losses + 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ NOT_MEASURED = CostDecision(None)
 
 
 @cached_per_snapshot
-def record_of(facts: JobFacts) -> IncidentHistory:
+def incident_history_of(facts: JobFacts) -> IncidentHistory:
     """Computes the job's own figures from its incidents."""
     incidents = facts.status.incidents
     planned_seconds = [
@@ -94,7 +94,7 @@ class WaitCosts:
     shrinking_seconds: float
 
 
-def wait_costs(record: IncidentHistory, small_size: int, full_size: int) -> WaitCosts | None:
+def estimate_wait_costs(record: IncidentHistory, small_size: int, full_size: int) -> WaitCosts | None:
     """Compares waiting for `full_size` workers with training on `small_size`; None: nothing was measured yet.
 
     Waiting loses all training until the replacement comes; shrinking loses the missing share until then, and the change of
@@ -116,7 +116,7 @@ def wait_costs(record: IncidentHistory, small_size: int, full_size: int) -> Wait
     return WaitCosts(limit_seconds, waiting_seconds, shrinking_seconds)
 
 
-def wait_or_shrink(facts: WorldNodeFacts, ready: int, required_size: int | None = None) -> CostDecision:
+def wait_or_shrink(facts: MembershipNodeFacts, ready: int, required_size: int | None = None) -> CostDecision:
     """Decides how long to wait for replacements before training continues with fewer workers.
 
     Args:
@@ -124,16 +124,16 @@ def wait_or_shrink(facts: WorldNodeFacts, ready: int, required_size: int | None 
         ready: Number of workers that could start now.
         required_size: The only number of workers at which the checkpoint can be restored; None: any.
     """
-    record = record_of(facts)
+    record = incident_history_of(facts)
     small_size, full_size = (
         largest_size(facts.spec, ready, required_size),
         largest_size(facts.spec, ready + _count_expected_workers(facts, ready), required_size),
     )
-    costs = wait_costs(record, small_size, full_size)
+    costs = estimate_wait_costs(record, small_size, full_size)
     if costs is None:
         return NOT_MEASURED
     estimate = (
-        f"replacements took {record.arrival_seconds:.1f} s ({record.replacements} of {record.losses_without_replacement} came) and a change of size"
+        f"replacements took {record.arrival_seconds:.1f} s ({record.replaced_losses} of {record.decided_losses} came) and a change of size"
         f" {record.change_seconds:.1f} s, so waiting costs {costs.waiting_seconds:.1f} s of training, and continuing with"
         f" {small_size} of {full_size} workers {costs.shrinking_seconds:.1f} s"
     )
@@ -142,13 +142,13 @@ def wait_or_shrink(facts: WorldNodeFacts, ready: int, required_size: int | None 
     return CostDecision(facts.membership.changed_seconds + costs.limit_seconds, estimate)
 
 
-def grow_or_stay(facts: WorldFacts, members: int, possible: int) -> CostDecision:
+def grow_or_stay(facts: MembershipFacts, members: int, possible: int) -> CostDecision:
     """Decides until when a job that could grow keeps its size.
 
     It does while growing would not pay off before the next incident (after which every available worker joins anyway) or the
     job's deadline; and while more workers are about to come, so that it grows only once.
     """
-    record = record_of(facts)
+    record = incident_history_of(facts)
     change_seconds = record.change_seconds
     if change_seconds is None or possible <= members:
         return NOT_MEASURED
@@ -172,7 +172,7 @@ def costs_more_than_staying(facts: NodeFacts, fewer: int, all_workers: int) -> b
     return fewer < all_workers * (1.0 - highest_cost_share)
 
 
-def _wait_to_grow_once(facts: WorldFacts, record: IncidentHistory, possible: int, gain: float) -> CostDecision:
+def _wait_to_grow_once(facts: MembershipFacts, record: IncidentHistory, possible: int, gain: float) -> CostDecision:
     """Waits for workers that are starting, if two changes of size would cost more."""
     arrival_seconds, change_seconds = record.arrival_seconds, record.change_seconds or 0.0
     starting = _starting_workers(facts)
@@ -219,25 +219,25 @@ def _growth_payoff_time(facts: JobFacts, needed_seconds: float) -> float | None:
     return pays_at_seconds if facts.now < pays_at_seconds else None
 
 
-def _count_expected_workers(facts: WorldNodeFacts, ready: int) -> int:
+def _count_expected_workers(facts: MembershipNodeFacts, ready: int) -> int:
     """Returns how many more workers may come: requested, and with no known blocker."""
-    required_count = len(required_indices(facts))
+    required_count = len(required_indexes(facts))
     # Without a free node, only workers that already have a node can come.
     if facts.free_nodes == 0:
         return min(required_count - ready, len(_starting_workers(facts)))
-    blocked = {create.index for create in facts.creates if create.rejection}
+    blocked = {create.index for create in facts.pending_creates if create.rejection}
     blocked |= {
         w.index
         for w in newest_workers(facts).values()
         if w.phase == "Pending" and (w.start_blocker or (w.node is None and w.message))
     }
-    return max(0, required_count - ready - len(blocked & required_indices(facts)))
+    return max(0, required_count - ready - len(blocked & required_indexes(facts)))
 
 
-def _starting_workers(facts: WorldFacts) -> list[ObservedWorker]:
+def _starting_workers(facts: MembershipFacts) -> list[ObservedWorker]:
     """Returns workers that have a node, no warm agent yet, and no known blocker."""
     warm = {worker for worker, session in facts.sessions.items() if session.warm}
-    required = required_indices(facts)
+    required = required_indexes(facts)
     return [
         w
         for w in newest_workers(facts).values()

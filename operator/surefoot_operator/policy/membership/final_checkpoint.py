@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.checkpoints.completeness import (
     TierReading,
     complete_checkpoints,
-    layouts_to_check,
+    layout_sets_to_check,
     newest_checkpoint,
 )
 from surefoot.protocol.identities import Checkpoint
@@ -20,20 +20,20 @@ from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldTierFacts,
     final_checkpoint,
     is_responsive,
     last_step_seconds,
     member_sessions,
     memory_reading,
-    reading_at,
+    tier_reading,
     unreadable_checkpoints,
 )
 from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.memory_server_liveness import unreachable_servers
-from surefoot_operator.policy.membership.restore_decisions import listing, restore_limit
+from surefoot_operator.policy.membership.restore_decisions import request_listing, restore_limit
 
 UPLOAD_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
@@ -61,18 +61,20 @@ class FinalCheckpointUnsaved:
     """The last checkpoint was not saved and will not be."""
 
     reason: str
-    fails: bool
+    fails_job: bool
     """Whether the job counts as failed, because no checkpoint remains of its training."""
 
 
-def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failure | FinalCheckpointUnsaved | None:
+def check_final_checkpoint(
+    facts: MembershipTierFacts,
+) -> FinalCheckpointPending | Failure | FinalCheckpointUnsaved | None:
     """Checks the last checkpoint of a finished generation; None: it lacks nothing.
 
     A Failure: it was lost from memory with its workers or servers, or no copy of it is readable, so the job trains it again.
     """
     # Nothing is required without a persistent tier, or if the checkpoint is there already.
     final = final_checkpoint(facts)
-    if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_uploaded(facts, final):
+    if facts.spec.checkpoint.persistent is None or final is None or final.is_imported or _is_uploaded(facts, final):
         return None
     if final in unreadable_checkpoints(facts):
         reason = (
@@ -83,11 +85,11 @@ def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failur
     members = [s for _, s in member_sessions(facts) if s is not None]
     responsive = [s for s in members if is_responsive(facts, s)]
     is_saved = final == facts.membership.parent or all(_newest_save_of(s) == final for s in members)
-    available = at_hand(facts)
+    available = uploadable_checkpoints(facts)
     target = final if is_saved or final in available else newest_checkpoint(available)
     finished_clause = f"every trainer finished after step {final.step}"
     if target is None or _is_uploaded(facts, target):
-        deadline = since(facts) + SAVING_SECONDS
+        deadline = last_step_time(facts) + SAVING_SECONDS
         if facts.now < deadline and not _all_saves_reported(facts, members):
             return FinalCheckpointPending(
                 f"{finished_clause}; waiting for memory servers and workers to report whether it was saved", deadline
@@ -110,23 +112,23 @@ def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failur
         uploaded = _list_if_partly_uploaded(facts, finished_clause, target)
         if uploaded is not None:
             return uploaded
-        reading = _reread_servers(facts, target, since(facts), len(responsive) == len(members))
+        reading = _reread_servers(facts, target, last_step_time(facts), len(responsive) == len(members))
         if facts.now < reading.until_seconds:
             return replace(reading, reason=f"{finished_clause}; {reading.reason}")
         reason_lost = f"{finished_clause}, and {target} was lost from memory before it was in the persistent tier"
-        return Failure("checkpoint-lost", reason_lost, since(facts) + SAVING_SECONDS, unexplained=True)
-    deadline = since(facts) + UPLOAD_SECONDS
+        return Failure("checkpoint-lost", reason_lost, last_step_time(facts) + SAVING_SECONDS, unexplained=True)
+    deadline = last_step_time(facts) + UPLOAD_SECONDS
     if facts.now < deadline:
         return FinalCheckpointPending(
             "every trainer finished; the last checkpoint is being uploaded to the persistent tier", deadline
         )
     return FinalCheckpointUnsaved(
-        f"{finished_clause}, and {target} did not reach the persistent tier in {UPLOAD_SECONDS:g} s", fails=True
+        f"{finished_clause}, and {target} did not reach the persistent tier in {UPLOAD_SECONDS:g} s", fails_job=True
     )
 
 
 def upload_before_failing(
-    facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None
+    facts: MembershipTierFacts, since_seconds: float, up_to_step: int | None = None
 ) -> FinalCheckpointPending | None:
     """Uploads the newest checkpoint of a job that is about to end; None: there is nothing left to do.
 
@@ -135,8 +137,8 @@ def upload_before_failing(
     agents = uploading_agents(facts)
     if not agents:
         return None
-    began_seconds = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
-    newest = newest_checkpoint(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
+    began_seconds = min(since_seconds, facts.now) if since_seconds < facts.now else last_step_time(facts)
+    newest = newest_checkpoint(c for c in uploadable_checkpoints(facts) if up_to_step is None or c.step <= up_to_step)
     if (
         facts.membership.state == "Committed" and up_to_step is None
     ):  # in a claimed generation, memory servers were fenced before they were read: no further save can follow
@@ -149,41 +151,41 @@ def upload_before_failing(
             if facts.now < reading.until_seconds:
                 return reading
     deadline = began_seconds + RESCUE_SECONDS
-    if newest is None or newest.imported or _is_uploaded(facts, newest) or facts.now >= deadline:
+    if newest is None or newest.is_imported or _is_uploaded(facts, newest) or facts.now >= deadline:
         return None
     return FinalCheckpointPending(f"{newest} is uploaded to the persistent tier first", deadline)
 
 
-def uploading_agents(facts: WorldFacts) -> list[ObservedSession]:
+def uploading_agents(facts: MembershipFacts) -> list[ObservedSession]:
     """Lists agents that can upload checkpoints from memory: only members were sent the memory servers' addresses."""
     if facts.spec.checkpoint.persistent is None or facts.status.membership is None:
         return []
     return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
 
 
-def in_memory(facts: TierFacts) -> list[Checkpoint]:
+def complete_in_memory(facts: TierFacts) -> list[Checkpoint]:
     """Lists lineage checkpoints that are complete on the memory servers as last read."""
     return _complete_on_lineage(facts, memory_reading(facts, facts.membership.generation))
 
 
-def at_hand(facts: TierFacts) -> list[Checkpoint]:
+def uploadable_checkpoints(facts: TierFacts) -> list[Checkpoint]:
     """Lists lineage checkpoints that can be uploaded, oldest first.
 
     Parts that memory lacks may be in the persistent tier: a worker's node can die after its upload, while the parts that others
     had yet to upload are in memory. A job that required all parts in memory restored its last step from both tiers, found it
     lost again, and restarted for ever.
     """
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     in_persistent = _complete_on_lineage(facts, TierReading({}, reading.persistent))
     split_over_tiers = {*_complete_on_lineage(facts, reading)} - {*in_persistent}
     max_step = restore_limit(facts) if facts.membership.state == "Claimed" else None
-    candidates = {*in_memory(facts), *split_over_tiers}
+    candidates = {*complete_in_memory(facts), *split_over_tiers}
     return sorted((c for c in candidates if max_step is None or c.step <= max_step), key=lambda c: c.step)
 
 
 def _complete_on_lineage(facts: TierFacts, reading: TierReading) -> list[Checkpoint]:
     return complete_checkpoints(
-        reading, facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts), facts.layout_covers
     )
 
 
@@ -195,23 +197,23 @@ def _all_saves_reported(facts: TierFacts, members: list[ObservedSession]) -> boo
     """
     generation = facts.membership.generation
     assigned = {endpoint.instance for endpoint in facts.status.assigned_servers}
-    remaining = [h for h in facts.holder_list if h.endpoint.instance in assigned and h.state != "Gone"]
+    remaining = [h for h in facts.server_list if h.endpoint.instance in assigned and h.state != "Gone"]
     all_read = all(h.state == "Ready" and h.read_generation == generation for h in remaining)
     return all_read and all(s.final_saves_reported and _newest_save_of(s) is not None for s in members)
 
 
 def _list_if_unknown(
-    facts: WorldTierFacts, finished_clause: str, newest: Checkpoint | None
+    facts: MembershipTierFacts, finished_clause: str, newest: Checkpoint | None
 ) -> FinalCheckpointPending | None:
     """Lists the persistent tier if no checkpoint is known elsewhere.
 
     No agent reports uploads made under an earlier leader; without a listing, the job would fail despite a complete checkpoint.
     """
-    persistent, deadline = facts.persistent, since(facts) + RESCUE_SECONDS
+    persistent, deadline = facts.persistent, last_step_time(facts) + RESCUE_SECONDS
     if newest is not None or facts.status.last_uploaded is not None or facts.now >= deadline:
         return None
     if _is_listed(facts):
-        unchecked = layouts_to_check(reading_at(facts, facts.membership.generation)) - set(facts.covers)
+        unchecked = layout_sets_to_check(tier_reading(facts, facts.membership.generation)) - set(facts.layout_covers)
         if all(layouts & persistent.lost_layouts for layouts in unchecked):
             return _wait_for_unreachable(facts, finished_clause, deadline)
         return FinalCheckpointPending(
@@ -220,31 +222,31 @@ def _list_if_unknown(
     return _request_listing(facts, finished_clause, deadline)
 
 
-def _is_listed(facts: WorldTierFacts) -> bool:
+def _is_listed(facts: MembershipTierFacts) -> bool:
     """Whether the persistent tier was listed since the last step."""
     persistent = facts.persistent
-    return persistent.read_generation == facts.membership.generation and (persistent.requested_seconds or 0.0) >= since(
-        facts
-    )
+    return persistent.read_generation == facts.membership.generation and (
+        persistent.requested_seconds or 0.0
+    ) >= last_step_time(facts)
 
 
-def _request_listing(facts: WorldTierFacts, finished_clause: str, deadline: float) -> FinalCheckpointPending:
+def _request_listing(facts: MembershipTierFacts, finished_clause: str, deadline: float) -> FinalCheckpointPending:
     """Requests a listing; an earlier one of this generation does not count."""
     persistent = facts.persistent
     if persistent.read_generation == facts.membership.generation:
         persistent = replace(persistent, requested_seconds=None)
-    pending = listing(facts, persistent)
+    pending = request_listing(facts, persistent)
     return FinalCheckpointPending(
         f"{finished_clause}; {pending.reason}", min(deadline, pending.until_seconds or deadline), pending.actions
     )
 
 
 def _list_if_partly_uploaded(
-    facts: WorldTierFacts, finished_clause: str, target: Checkpoint
+    facts: MembershipTierFacts, finished_clause: str, target: Checkpoint
 ) -> FinalCheckpointPending | None:
     """Lists the persistent tier if it may have parts of the checkpoint that memory lacks."""
-    deadline = since(facts) + RESCUE_SECONDS
-    if not facts.promoted.get(target) or _is_listed(facts) or facts.now >= deadline:
+    deadline = last_step_time(facts) + RESCUE_SECONDS
+    if not facts.uploaded.get(target) or _is_listed(facts) or facts.now >= deadline:
         return None
     return _request_listing(facts, finished_clause, deadline)
 
@@ -293,7 +295,7 @@ def _describe_unreachable(facts: TierFacts) -> str:
     return join_names(sorted(e.instance for e in unreachable_servers(facts)))
 
 
-def _find_lost_save(facts: WorldTierFacts, final: Checkpoint, newest: Checkpoint | None) -> Failure | None:
+def _find_lost_save(facts: MembershipTierFacts, final: Checkpoint, newest: Checkpoint | None) -> Failure | None:
     """Returns a failure if every rank saved the last step and the saves are lost: it is trained again.
 
     None if this generation saved nothing at all, because the next would not either. If every copy was lost while no operator
@@ -317,7 +319,7 @@ def _find_lost_save(facts: WorldTierFacts, final: Checkpoint, newest: Checkpoint
 
 def _newest_anywhere(facts: TierFacts, newest: Checkpoint | None) -> Checkpoint | None:
     """Returns the newest checkpoint in any tier."""
-    complete = _complete_on_lineage(facts, reading_at(facts, facts.membership.generation))
+    complete = _complete_on_lineage(facts, tier_reading(facts, facts.membership.generation))
     return newest_checkpoint(c for c in (newest, facts.status.last_uploaded, *complete) if c is not None)
 
 
@@ -327,12 +329,12 @@ def _build_unsaved(facts: TierFacts, final: Checkpoint, newest: Checkpoint | Non
     finished_clause = f"every trainer finished after step {final.step}"
     if best is None:
         return FinalCheckpointUnsaved(
-            f"{finished_clause}, and not one checkpoint of it was saved; the events give the reason", fails=True
+            f"{finished_clause}, and not one checkpoint of it was saved; the events give the reason", fails_job=True
         )
     return FinalCheckpointUnsaved(
         f"{finished_clause}, which was not saved: the newest checkpoint is of step {best.step} (call close() right after the"
         " last step, before another batch is taken)",
-        fails=False,
+        fails_job=False,
     )
 
 
@@ -347,7 +349,7 @@ def _newest_save_of(session: ObservedSession) -> Checkpoint | None:
     return newest_checkpoint(c for c in (*session.pending, session.saved) if c is not None)
 
 
-def since(facts: WorldFacts) -> float:
+def last_step_time(facts: MembershipFacts) -> float:
     """Returns when the last step was made, at the latest (Unix time); a new operator counts from its own start."""
     last_step_at = last_step_seconds(facts, facts.membership.generation)
     return max(facts.membership.changed_seconds, facts.term_seconds, last_step_at if last_step_at is not None else 0.0)

@@ -26,14 +26,14 @@ from surefoot_operator.policy.core.actions import (
     SetFinalizer,
     ShutDownWorkers,
 )
-from surefoot_operator.policy.core.availability import node_lost
+from surefoot_operator.policy.core.availability import is_node_lost
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldNodeFacts,
-    WorldTierFacts,
     barrier_checkpoint,
     earliest,
     fenced_servers,
@@ -44,7 +44,7 @@ from surefoot_operator.policy.core.facts import (
 )
 from surefoot_operator.policy.membership import final_checkpoint
 from surefoot_operator.policy.membership.claim import claim_generation
-from surefoot_operator.policy.membership.final_checkpoint import in_memory
+from surefoot_operator.policy.membership.final_checkpoint import complete_in_memory
 from surefoot_operator.policy.membership.workers import WorkerChanges, reconcile_workers
 from surefoot_operator.reasons import (
     JOB_COMPLETE,
@@ -66,7 +66,7 @@ class Completion:
     reason: str
 
 
-def completion_of(facts: WorldFacts) -> Completion | None:
+def completion_of(facts: MembershipFacts) -> Completion | None:
     """Returns how the job ends if every member of the committed generation has finished; None: not yet."""
     membership = facts.membership
     steps: list[int] = []
@@ -87,13 +87,13 @@ def completion_of(facts: WorldFacts) -> Completion | None:
     return Completion("Complete", f"every trainer finished{step_clause}")
 
 
-def last_saved_checkpoint(facts: WorldTierFacts) -> tuple[Checkpoint | None, float | None]:
+def last_saved_checkpoint(facts: MembershipTierFacts) -> tuple[Checkpoint | None, float | None]:
     """Returns a finished job's newest complete checkpoint, and until when to read the servers again for a newer one.
 
     The time is None if the checkpoint is final. The last saves end after the last step, and the status should name the
     checkpoint that users will find. Nothing else depends on it, so the wait is short.
     """
-    newest = newest_checkpoint(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
+    newest = newest_checkpoint(c for c in (*complete_in_memory(facts), facts.status.last_complete) if c is not None)
     sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not sessions or len(sessions) < len(facts.membership.members):
         return newest, None
@@ -114,7 +114,7 @@ def job_deadline(facts: JobFacts) -> float | None:
     return None if limit_seconds is None or start_seconds is None else start_seconds + limit_seconds
 
 
-def overdue_reason(facts: JobFacts) -> str:
+def active_deadline_reason(facts: JobFacts) -> str:
     """Returns why the job ends for its age; empty: it does not."""
     deadline, limit_seconds = job_deadline(facts), facts.spec.run_policy.active_deadline_seconds
     if deadline is None or limit_seconds is None or facts.now < deadline:
@@ -129,7 +129,7 @@ def with_completion(
     return replace(status, phase=phase, message=reason, completion_seconds=now_seconds)
 
 
-def ended_event(phase: str, reason: str) -> Event:
+def build_end_event(phase: str, reason: str) -> Event:
     """Builds the event about the end of the job."""
     return Event(JOB_COMPLETE if phase == "Complete" else JOB_FAILED, reason, warning=phase == "Failed")
 
@@ -142,11 +142,11 @@ def ended_event(phase: str, reason: str) -> Event:
 PURGE_SECONDS = 600.0
 """Longest duration of one attempt; then it counts as failed, even if its pod still runs or was never scheduled."""
 
-PURGE_ATTEMPTS = 3
+MAX_PURGE_ATTEMPTS = 3
 """Attempts, rejected pods included, before the data is left in place."""
-RETRY_SECONDS = 10.0
+PURGE_RETRY_SECONDS = 10.0
 """Shortest time between the starts of two attempts."""
-REFUSED_TIMES = 3
+REJECTED_RETRY_FACTOR = 3
 """Factor on that time after the second rejection: a quota may have room again, or a webhook may be back."""
 
 
@@ -168,7 +168,7 @@ def finalizer_actions(facts: JobFacts) -> tuple[Action, ...]:
     return (SetFinalizer(not job.has_finalizer),)
 
 
-def next_purge_step(facts: WorldTierFacts) -> PurgeDecision | None:
+def next_purge_step(facts: MembershipTierFacts) -> PurgeDecision | None:
     """Plans the next step of deleting the data of a deleted job; None: done."""
     # Nothing is deleted before all workers have ended, because they could write to the folder again.
     if not facts.job.has_finalizer:
@@ -185,23 +185,23 @@ def next_purge_step(facts: WorldTierFacts) -> PurgeDecision | None:
     if last_attempt is not None and last_attempt.phase == "Succeeded":
         reason = f"{folder} was deleted"
         return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_DELETED, reason),))
-    if call.under_way:
+    if call.in_progress:
         return PurgeDecision(f"the job was deleted; creating the pod that deletes {folder}")
     attempt_deadline = last_attempt.created_seconds + PURGE_SECONDS if last_attempt is not None else facts.now
     if last_attempt is not None and last_attempt.phase != "Failed" and facts.now < attempt_deadline:
         return PurgeDecision(
             f"waiting until {folder} is deleted (attempt {last_attempt.attempt})", until_seconds=attempt_deadline
         )
-    if call.refusal and call.refused_attempt > (last_attempt.attempt if last_attempt is not None else 0):
+    if call.rejection and call.rejected_attempt > (last_attempt.attempt if last_attempt is not None else 0):
         return _handle_rejected_pod(facts, folder, last_attempt)
     if last_attempt is None:
         return PurgeDecision(f"the job was deleted; creating a pod that deletes {folder}", (PurgePersistent(1),))
     # The last attempt failed: retry, until the attempts are used up.
-    if last_attempt.attempt + call.refusals >= PURGE_ATTEMPTS:
+    if last_attempt.attempt + call.rejections >= MAX_PURGE_ATTEMPTS:
         return _abandon_purge(
-            f"{folder} was not deleted in {last_attempt.attempt + call.refusals} attempts ({_describe_attempt(last_attempt)})"
+            f"{folder} was not deleted in {last_attempt.attempt + call.rejections} attempts ({_describe_attempt(last_attempt)})"
         )
-    retry_seconds = last_attempt.created_seconds + RETRY_SECONDS
+    retry_seconds = last_attempt.created_seconds + PURGE_RETRY_SECONDS
     if facts.now < retry_seconds:
         return PurgeDecision(f"{folder} could not be deleted; retrying", until_seconds=retry_seconds)
     return PurgeDecision(f"{folder} could not be deleted; retrying", (PurgePersistent(last_attempt.attempt + 1),))
@@ -212,24 +212,24 @@ def _newest_attempt(facts: TierFacts) -> ObservedPurge | None:
     call = facts.purge_call
     shown_attempt = max(facts.purges, key=lambda p: p.attempt, default=None)
     if call.attempt and (shown_attempt is None or shown_attempt.attempt < call.attempt):
-        return ObservedPurge(call.attempt, "Failed", "its pod was removed", call.made_seconds)
+        return ObservedPurge(call.attempt, "Failed", "its pod was removed", call.accepted_seconds)
     return shown_attempt
 
 
 def _handle_rejected_pod(facts: TierFacts, folder: str, last_attempt: ObservedPurge | None) -> PurgeDecision:
     """Handles a rejected pod of the next attempt: it is retried within the same limit of attempts."""
     call, started_attempts = facts.purge_call, last_attempt.attempt if last_attempt is not None else 0
-    attempts = started_attempts + call.refusals
+    attempts = started_attempts + call.rejections
     if call.closing:
-        return _abandon_purge(f"{call.refusal}; {folder} was not deleted")
+        return _abandon_purge(f"{call.rejection}; {folder} was not deleted")
     deadline = call.since_seconds + PURGE_SECONDS
-    if attempts >= PURGE_ATTEMPTS or facts.now >= deadline:
-        return _abandon_purge(f"{call.refusal}; {folder} was not deleted in {max(1, attempts)} attempts")
+    if attempts >= MAX_PURGE_ATTEMPTS or facts.now >= deadline:
+        return _abandon_purge(f"{call.rejection}; {folder} was not deleted in {max(1, attempts)} attempts")
     reason = (
-        f"{call.refusal}; so {folder} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
+        f"{call.rejection}; so {folder} is not deleted yet (attempt {max(1, attempts)} of {MAX_PURGE_ATTEMPTS}). After the last"
         " attempt the job is removed and the folder is kept; to do that now, remove the job's finalizer"
     )
-    retry_seconds = call.last_seconds + RETRY_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
+    retry_seconds = call.last_seconds + PURGE_RETRY_SECONDS * (REJECTED_RETRY_FACTOR if call.rejections > 1 else 1)
     if facts.now < retry_seconds:
         return PurgeDecision(reason, until_seconds=min(retry_seconds, deadline))
     return PurgeDecision(
@@ -281,7 +281,7 @@ class Cleanup:
     reason: str
     until_seconds: float | None = None
     events: tuple[Event, ...] = ()
-    done: bool = False
+    is_done: bool = False
     """Whether nothing is left to clean up."""
 
 
@@ -326,22 +326,22 @@ def _clean_ended_job(facts: Facts) -> Cleanup:
         actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - ended_seconds:g} s) ago"))
     deadlines = (ended_seconds + SHUTDOWN_SECONDS if alive or has_running_sidecars else None, retention_end, expiry)
     next_deadline = earliest(deadline for deadline in deadlines if deadline is not None and now < deadline)
-    return Cleanup(tuple(actions), facts.status.message, next_deadline, done=is_done)
+    return Cleanup(tuple(actions), facts.status.message, next_deadline, is_done=is_done)
 
 
 def _end_time(facts: JobFacts) -> float:
     return facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
 
 
-def _is_agent_responsive(facts: WorldFacts, worker: ObservedWorker) -> bool:
+def _is_agent_responsive(facts: MembershipFacts, worker: ObservedWorker) -> bool:
     """Whether the worker's agent is responsive."""
     session = facts.sessions.get(worker_id(worker))
     return session is not None and is_responsive(facts, session)
 
 
-def _may_end_by_itself(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
+def _may_end_by_itself(facts: MembershipNodeFacts, worker: ObservedWorker) -> bool:
     """Whether the agent may still exit by itself, so that its pod keeps its logs."""
-    return _is_agent_responsive(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
+    return _is_agent_responsive(facts, worker) or (worker.phase == "Running" and not is_node_lost(facts, worker.node))
 
 
 def _build_shutdown(workers: Iterable[ObservedWorker], exit_code: int, reason: str) -> tuple[ShutDownWorkers, ...]:
@@ -350,7 +350,7 @@ def _build_shutdown(workers: Iterable[ObservedWorker], exit_code: int, reason: s
     return (ShutDownWorkers(indexes, exit_code, reason),) if indexes else ()
 
 
-def _leftover_workers(facts: WorldFacts, include: bool) -> list[ObservedWorker]:
+def _leftover_workers(facts: MembershipFacts, include: bool) -> list[ObservedWorker]:
     """Lists ended workers to delete: those with a running sidecar; all under cleanPodPolicy All.
 
     The others stay: they occupy nothing, and users need their logs.
@@ -364,12 +364,14 @@ def _leftover_workers(facts: WorldFacts, include: bool) -> list[ObservedWorker]:
     return [w for w in ended_workers if w.sidecar_running and is_past_shutdown]
 
 
-def _delete_workers(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: str) -> tuple[DeleteWorker, ...]:
+def _delete_workers(
+    facts: MembershipNodeFacts, workers: Iterable[ObservedWorker], reason: str
+) -> tuple[DeleteWorker, ...]:
     """Deletes each worker once, and again by force if its node is lost."""
     return tuple(
-        DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
+        DeleteWorker(w.name, w.uid, is_node_lost(facts, w.node), reason)
         for w in workers
-        if not w.deleting or node_lost(facts, w.node)
+        if not w.deleting or is_node_lost(facts, w.node)
     )
 
 
@@ -389,17 +391,17 @@ def _retention_seconds(facts: JobFacts) -> float:
 
 def _is_memory_clean(facts: TierFacts) -> bool:
     """Whether memory was cleared, or no memory server was ready for so long that none is left."""
-    if facts.memory_cleaned:
+    if facts.is_memory_cleared:
         return True
-    has_no_ready_server = not any(h.state == "Ready" for h in facts.holder_list)
+    has_no_ready_server = not any(h.state == "Ready" for h in facts.server_list)
     return has_no_ready_server and facts.now >= max(_end_time(facts), facts.term_seconds) + NO_READY_SERVER_SECONDS
 
 
 def _clear_memory(facts: TierFacts, reason: str) -> tuple[Action, ...]:
     """Clears the job's memory while any memory server has a fence of this job; a cleared one has none."""
-    if facts.status.memory_cleared or facts.memory_cleaned:
+    if facts.status.memory_cleared or facts.is_memory_cleared:
         return ()
-    has_fenced_server = any(h.state == "Ready" and h.fence is not None for h in facts.holder_list)
+    has_fenced_server = any(h.state == "Ready" and h.fence is not None for h in facts.server_list)
     return (ClearJobMemory(reason),) if has_fenced_server else ()
 
 
@@ -411,17 +413,17 @@ UPLOAD_SECONDS = 600.0
 """How long workers of a job that is being suspended are kept for its upload."""
 
 
-def suspension_needs_upload(facts: WorldFacts) -> bool:
+def suspension_needs_upload(facts: MembershipFacts) -> bool:
     """Whether all ranks of a job that is being suspended wait at the barrier whose step is to be uploaded."""
     return facts.spec.suspend and barrier_checkpoint(facts) is not None
 
 
-def upload_due(facts: WorldFacts, barrier: ObservedBarrier) -> float | None:
+def barrier_upload_deadline(facts: MembershipFacts, barrier: ObservedBarrier) -> float | None:
     """Returns until when to wait for the upload of the barrier's step (Unix time); None: no wait."""
     last_uploaded = facts.status.last_uploaded
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
         return None
-    if last_uploaded is not None and last_uploaded.step >= barrier.sent.step:
+    if last_uploaded is not None and last_uploaded.step >= barrier.barrier.step:
         return None
     if barrier_checkpoint(facts) in unreadable_checkpoints(facts):
         return None  # no copy can be read: its upload would fail until the wait is over
@@ -437,7 +439,7 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
         return "the job is suspended; it will start at step 0"
     text = f"the job is suspended; it will resume from {parent}"
     last_uploaded = facts.status.last_uploaded
-    if parent.imported or (last_uploaded is not None and last_uploaded.step >= parent.step):
+    if parent.is_imported or (last_uploaded is not None and last_uploaded.step >= parent.step):
         return text
     nodes = sorted(
         server.endpoint.instance.node
@@ -453,7 +455,7 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
 # Reports in the status that the spec is invalid. Pure; called by `reconcile`, which cannot plan such a job. The report is
 # withdrawn as soon as the spec can be parsed.
 
-INVALID = "Invalid"
+INVALID_SPEC_REASON = "Invalid"
 """Reason of the condition about an invalid spec."""
 
 
@@ -471,7 +473,7 @@ def status_with_rejection(status: JobStatus, reason: str, generation: int, now: 
         phase="Failed" if status.membership is None else status.phase,
         observed_generation=generation,
         message=reason,
-        conditions=(*others, Condition(condition_type, "True", INVALID, reason, since_seconds)),
+        conditions=(*others, Condition(condition_type, "True", INVALID_SPEC_REASON, reason, since_seconds)),
     )
 
 
@@ -484,7 +486,9 @@ def status_without_rejection(status: JobStatus) -> JobStatus:
 
 
 def _is_rejected(status: JobStatus) -> bool:
-    return any(c.type == reasons.FAILED and c.status == "True" and c.reason == INVALID for c in status.conditions)
+    return any(
+        c.type == reasons.FAILED and c.status == "True" and c.reason == INVALID_SPEC_REASON for c in status.conditions
+    )
 
 
 # ---- idle ------------------------------------------------------------------------------------------------------------
@@ -519,15 +523,15 @@ class PhaseDecision:
     """The next status."""
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    wakes: tuple[float | None, ...] = ()
+    wake_times: tuple[float | None, ...] = ()
     """Unix times of the next decision; None entries do not count."""
-    lost: str = ""
+    loss_message: str = ""
     """Message about the loss of every checkpoint; empty: not every checkpoint is lost."""
     uploads: bool = False
     """Same meaning as `Plan.uploads`."""
 
 
-def with_workers(facts: WorldNodeFacts, base: PhaseDecision, indexes: frozenset[int]) -> PhaseDecision:
+def with_workers(facts: MembershipNodeFacts, base: PhaseDecision, indexes: frozenset[int]) -> PhaseDecision:
     """Adds the actions that keep one worker for each of these indexes; other workers are deleted."""
     changes: WorkerChanges = reconcile_workers(facts, indexes)
     return replace(
@@ -540,12 +544,12 @@ def with_workers(facts: WorldNodeFacts, base: PhaseDecision, indexes: frozenset[
         ),
         actions=(*changes.actions, *base.actions),
         events=(*base.events, *changes.events),
-        wakes=(*base.wakes, changes.until_seconds),
+        wake_times=(*base.wake_times, changes.until_seconds),
     )
 
 
 def end_job(
-    facts: WorldTierFacts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
+    facts: MembershipTierFacts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
 ) -> PhaseDecision:
     """Ends the job, once its newest complete checkpoint is in the persistent tier.
 
@@ -564,14 +568,14 @@ def end_job(
     pending_upload = final_checkpoint.upload_before_failing(facts, failed_seconds, up_to_step)
     if pending_upload is None:
         status = replace(with_completion(facts.status, end.phase, end.reason, facts.now), ending=None)
-        return PhaseDecision(end.reason, status, events=(ended_event(end.phase, end.reason),))
+        return PhaseDecision(end.reason, status, events=(build_end_event(end.phase, end.reason),))
     reason = f"{end.reason}; {pending_upload.reason}"
     if since_seconds is not None:
-        return PhaseDecision(reason, facts.status, wakes=(pending_upload.until_seconds,), uploads=True)
+        return PhaseDecision(reason, facts.status, wake_times=(pending_upload.until_seconds,), uploads=True)
     status = facts.status if facts.membership.state == "Claimed" else claim_generation(facts, end.reason)
-    return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
+    return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wake_times=(facts.now,))
 
 
-def fail_job(facts: WorldTierFacts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
+def fail_job(facts: MembershipTierFacts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
     """Ends the job as Failed; see `end_job`."""
     return end_job(facts, Completion("Failed", reason), since_seconds)

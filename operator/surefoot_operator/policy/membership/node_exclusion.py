@@ -16,9 +16,9 @@ from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, Repl
 from surefoot_operator.policy.core.availability import nodes_to_evacuate
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     NodeFacts,
-    WorldFacts,
-    WorldNodeFacts,
     cached_per_snapshot,
     seconds_per_step,
 )
@@ -27,12 +27,12 @@ from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.spare_workers import spare_agents
 from surefoot_operator.policy.failure.stragglers import group_rank_of
-from surefoot_operator.policy.membership.expected_cost import record_of, startup_seconds
+from surefoot_operator.policy.membership.expected_cost import incident_history_of, startup_seconds
 
-REPEATS = 2
+MIN_REPEATED_FAILURES = 2
 """Failures on one node, within the window of the restart budget, that are no longer taken for chance."""
 
-FAILED_KINDS = ("trainer-failed", "hang")
+PROGRAM_FAILURE_KINDS = ("trainer-failed", "hang")
 """Kinds of incidents in which the program failed, not the node."""
 
 MAX_CHANCE_PROBABILITY = 0.01
@@ -49,8 +49,8 @@ def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     A program that failed twice on a node may fail there again, at the cost of an incident. With a warm spare, the restart
     elsewhere costs no more. If the program is at fault, the failure follows its rank, and no node has most of the failures.
     """
-    failures = [i for i in facts.status.incidents if i.kind in FAILED_KINDS and i.node is not None]
-    if len(failures) < REPEATS:
+    failures = [i for i in facts.status.incidents if i.kind in PROGRAM_FAILURE_KINDS and i.node is not None]
+    if len(failures) < MIN_REPEATED_FAILURES:
         return {}
     startup_times = [seconds for i in failures if (seconds := startup_seconds(i)) is not None]
     cost_clause = f", and costs {statistics.median(startup_times):.1f} s each time" if startup_times else ""
@@ -58,11 +58,11 @@ def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     return {
         node: f"{times} of this job's {len(failures)} failures were on node {node}{cost_clause}: starting a spare costs no more than starting there again"
         for node, times in counts.items()
-        if times >= REPEATS and 2 * times > len(failures)
+        if times >= MIN_REPEATED_FAILURES and 2 * times > len(failures)
     }
 
 
-def exclude_nodes(facts: WorldNodeFacts, failure: Failure) -> tuple[ExcludedNode, ...]:
+def exclude_nodes(facts: MembershipNodeFacts, failure: Failure) -> tuple[ExcludedNode, ...]:
     """Returns the nodes to exclude after this failure, newest last.
 
     As many as `maxExcludedNodes` allows. If it is not set, one at a time, and only if evacuating it costs less than staying.
@@ -72,13 +72,13 @@ def exclude_nodes(facts: WorldNodeFacts, failure: Failure) -> tuple[ExcludedNode
     excluded = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     # Without maxExcludedNodes the costs decide, for one node at a time.
     if max_nodes is None:
-        costly = None if excluded or failure.expected else is_exclusion_worth_it(facts, failure)
+        costly = None if excluded or failure.expected else find_exclusion_reason(facts, failure)
         if costly is not None and failure.node is not None:
             excluded.append(ExcludedNode(failure.node, costly.reason, until_seconds, costly.share))
         return tuple(excluded)
     if failure.node is not None:
         failure_count = sum(i.node == failure.node for i in _recent_failures(facts)) + 1
-        if failure_count >= REPEATS:
+        if failure_count >= MIN_REPEATED_FAILURES:
             excluded = [e for e in excluded if e.name != failure.node]
             reason = f"{failure_count} failures of this job within {policy.eval_period_seconds:g} s, the last: {failure.reason}"
             excluded.append(ExcludedNode(failure.node, reason, until_seconds))
@@ -94,7 +94,7 @@ class CostlyNode:
     """Share of the job's time since the first of them that the failures cost (0 to 1)."""
 
 
-def is_exclusion_worth_it(facts: WorldNodeFacts, failure: Failure) -> CostlyNode | None:
+def find_exclusion_reason(facts: MembershipNodeFacts, failure: Failure) -> CostlyNode | None:
     """Returns why excluding the failure's node costs less than staying on it; None: it does not.
 
     As many failures are expected as there were (ski rental, as in `expected_cost`). None if staying is cheaper, chance may have
@@ -119,7 +119,7 @@ def is_exclusion_worth_it(facts: WorldNodeFacts, failure: Failure) -> CostlyNode
     if not costs:
         return None
     seconds_each = statistics.median(costs)
-    change_seconds = record_of(facts).change_seconds
+    change_seconds = incident_history_of(facts).change_seconds
     change_seconds = seconds_each if change_seconds is None else change_seconds
     staying_seconds = (1.0 - probability) * count * seconds_each
     if staying_seconds <= change_seconds:
@@ -160,7 +160,7 @@ def _follows_rank(facts: JobFacts, failure: Failure, past: Iterable[Incident]) -
     )
 
 
-def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
+def _cost_seconds(facts: MembershipFacts, incident: Incident) -> float | None:
     """Returns the training time that an incident cost, with the steps made again; None: not over."""
     startup = startup_seconds(incident)
     return None if startup is None else startup + (incident.steps_lost or 0) * (seconds_per_step(facts) or 0.0)
@@ -171,16 +171,16 @@ def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
 # once another worker is warm. A rank that is slow wherever it runs is slow by its program or its data: it is moved only
 # once, because moving it again would cost time and change nothing.
 
-MAX_REMEMBERED = 8
+MAX_REPLACED_STRAGGLERS = 8
 """Replaced stragglers kept in the status."""
 
-YOUNG_SECONDS = 180.0
+WARMUP_SECONDS = 180.0
 """Time after a restart in which no straggler is moved: a new worker has empty caches."""
 
 MOVING_ACTION = "its worker is moved to another node"
 
 
-def decide_straggler_actions(facts: WorldNodeFacts, status: JobStatus) -> JobStatus:
+def decide_straggler_actions(facts: MembershipNodeFacts, status: JobStatus) -> JobStatus:
     """Records for each straggler whether its worker is moved, or why not, and starts to move at most one.
 
     The next one is moved only when the exclusion of the last one's node has ended.
@@ -197,7 +197,7 @@ def decide_straggler_actions(facts: WorldNodeFacts, status: JobStatus) -> JobSta
     return replace(status, stragglers=tuple(stragglers))
 
 
-def _reason_to_stay(facts: WorldNodeFacts, status: JobStatus, straggler: Straggler) -> str:
+def _reason_to_stay(facts: MembershipNodeFacts, status: JobStatus, straggler: Straggler) -> str:
     """Returns why the worker stays on its node; empty: it is to be moved."""
     # The first reason that applies is reported.
     if straggler.divergent_line is not None:
@@ -219,8 +219,8 @@ def _reason_to_stay(facts: WorldNodeFacts, status: JobStatus, straggler: Straggl
         return "it stays for now: no other node is free"
     if facts.membership.state != "Committed" or facts.spec.suspend or open_incident(status.incidents) is not None:
         return "it stays until the job trains"
-    if any(facts.now - (i.first_step_seconds or 0.0) < YOUNG_SECONDS for i in status.incidents):
-        return f"it stays for now: training restarted less than {YOUNG_SECONDS:g} s ago, and a new worker may be slower at first"
+    if any(facts.now - (i.first_step_seconds or 0.0) < WARMUP_SECONDS for i in status.incidents):
+        return f"it stays for now: training restarted less than {WARMUP_SECONDS:g} s ago, and a new worker may be slower at first"
     return ""
 
 
@@ -232,7 +232,7 @@ def _is_being_evacuated(facts: NodeFacts, status: JobStatus, node: str) -> bool:
     return is_replaced or node in nodes_to_evacuate(facts)
 
 
-def _start_replacement(facts: WorldFacts, status: JobStatus, straggler: Straggler) -> JobStatus:
+def _start_replacement(facts: MembershipFacts, status: JobStatus, straggler: Straggler) -> JobStatus:
     """Returns the status with the straggler's node excluded and the restart counted."""
     until_seconds = facts.now + facts.spec.failure_policy.eval_period_seconds
     step_seconds = seconds_per_step(facts)
@@ -243,6 +243,6 @@ def _start_replacement(facts: WorldFacts, status: JobStatus, straggler: Straggle
     )
     return replace(
         status,
-        replaced_stragglers=(*status.replaced_stragglers, replacement)[-MAX_REMEMBERED:],
-        recent_restarts=restart_budget.planned_restart_counted(facts),
+        replaced_stragglers=(*status.replaced_stragglers, replacement)[-MAX_REPLACED_STRAGGLERS:],
+        recent_restarts=restart_budget.add_planned_restart(facts),
     )

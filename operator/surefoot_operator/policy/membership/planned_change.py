@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import TierReading, complete_checkpoints, copies_of, newest_checkpoint
+from surefoot.protocol.checkpoints.completeness import (
+    TierReading,
+    complete_checkpoints,
+    count_copies,
+    newest_checkpoint,
+)
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.status import JobStatus, Member
@@ -22,28 +27,28 @@ from surefoot_operator.policy.core.availability import costly_nodes, evacuation_
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     barrier_checkpoint,
+    build_facts,
+    does_wait_at_barrier,
     domains_of,
     fenced_servers,
-    gather,
     has_stepped,
     last_step,
     last_step_seconds,
     member_sessions,
-    reading_at,
     saving_steps,
     seconds_per_step,
     step_of,
+    tier_reading,
     topology_of_job,
     unreadable_checkpoints,
-    waits_at,
     worker_id,
 )
 from surefoot_operator.policy.failure.spare_workers import largest_size, spare_agents
 from surefoot_operator.policy.membership import lifecycle
-from surefoot_operator.policy.membership.claim import present_tie
+from surefoot_operator.policy.membership.claim import current_size_constraint
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
     CostDecision,
@@ -57,7 +62,7 @@ from surefoot_operator.policy.membership.expected_cost import (
 # of a placement group are evacuated at once, both copies are.
 
 
-def barrier_step(facts: WorldFacts) -> Checkpoint | None:
+def termination_barrier_checkpoint(facts: MembershipFacts) -> Checkpoint | None:
     """Returns the step at which every rank waits because a worker terminates; None: no such wait."""
     checkpoint = barrier_checkpoint(facts)
     return (
@@ -70,7 +75,7 @@ def barrier_step(facts: WorldFacts) -> Checkpoint | None:
 def reading_of_staying(facts: Facts) -> TierReading:
     """Returns the memory reading without the failure domains that are being evacuated."""
     domains, evacuated = domains_of(facts), domains_being_evacuated(facts)
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     return TierReading({h: entries for h, entries in reading.servers.items() if domains[h] not in evacuated}, None)
 
 
@@ -84,7 +89,7 @@ def required_copies(facts: Facts, continues: bool) -> int:
     return min(facts.spec.checkpoint.memory.replicas, len(live_domains), 1 if continues else len(live_domains))
 
 
-def missing_to_survive(facts: Facts, checkpoint: Checkpoint, continues: bool) -> str:
+def describe_missing_copies(facts: Facts, checkpoint: Checkpoint, continues: bool) -> str:
     """Describes the copies that a checkpoint lacks to survive the evacuation of nodes; empty: nothing."""
     last_uploaded = facts.status.last_uploaded
     if last_uploaded is not None and last_uploaded.step >= checkpoint.step:
@@ -99,25 +104,25 @@ def missing_to_survive(facts: Facts, checkpoint: Checkpoint, continues: bool) ->
         return ""
     domains, reading = domains_of(facts), reading_of_staying(facts)
     is_complete = checkpoint in complete_checkpoints(
-        reading, facts.status.lineage, checkpoint.generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, checkpoint.generation, unreadable_checkpoints(facts), facts.layout_covers
     )
-    copies = copies_of(checkpoint, reading, domains) if is_complete else 0
+    copies = count_copies(checkpoint, reading, domains) if is_complete else 0
     return "" if copies >= required else f"{checkpoint} has {copies} of {required} copies on nodes that stay"
 
 
-def departure_needs_upload(facts: Facts) -> bool:
+def termination_needs_upload(facts: Facts) -> bool:
     """Whether no memory server stays, so that only the persistent tier can keep the barrier's step."""
-    return barrier_step(facts) is not None and not required_copies(facts, continues=False)
+    return termination_barrier_checkpoint(facts) is not None and not required_copies(facts, continues=False)
 
 
-def can_be_copied(facts: Facts) -> bool:
+def can_make_copies(facts: Facts) -> bool:
     """Whether missing copies can be made, in memory or in the persistent tier."""
     return bool(required_copies(facts, continues=False)) or facts.spec.checkpoint.persistent is not None
 
 
-def repairs_before_departure(facts: Facts, checkpoint: Checkpoint, continues: bool) -> list[retention.Repair]:
+def plan_repairs_before_termination(facts: Facts, checkpoint: Checkpoint, continues: bool) -> list[retention.Repair]:
     """Plans copies onto nodes that stay; `continues` as in `required_copies`."""
-    reading, domains = reading_at(facts, facts.membership.generation), domains_of(facts)
+    reading, domains = tier_reading(facts, facts.membership.generation), domains_of(facts)
     required = required_copies(facts, continues)
     if not required:
         return []
@@ -133,7 +138,7 @@ def repairs_before_departure(facts: Facts, checkpoint: Checkpoint, continues: bo
 
 def domains_being_evacuated(facts: Facts) -> set[str]:
     """Returns the failure domains with a node that is being evacuated."""
-    domains = {h.endpoint.instance.node: h.endpoint.domain for h in facts.holder_list}
+    domains = {h.endpoint.instance.node: h.endpoint.domain for h in facts.server_list}
     nodes = {name for name, n in facts.nodes.items() if n.evacuation_reason or not n.schedulable or not n.ready}
     nodes |= {node.name for node in facts.status.unhealthy_nodes if node.until_seconds > facts.now}
     for session in facts.sessions.values():
@@ -154,7 +159,7 @@ def _max_lost_copies(facts: Facts) -> int:
 AHEAD_SECONDS = 0.5
 """How far ahead a barrier is proposed, so that the proposal arrives before the first rank reaches the step."""
 
-ANSWER_SECONDS = 5.0
+ANSWER_TIMEOUT_SECONDS = 5.0
 """Time after which a proposal that not every worker answered is withdrawn."""
 
 RETRY_SECONDS = 0.5
@@ -178,7 +183,7 @@ class DesiredChange:
     """A change of the membership that should be made."""
 
     reason: str
-    immediate: bool
+    is_immediate: bool
     """True if the change does not wait for a better moment, such as the first step or `scaleUpSnoozeTimeSeconds`."""
     grows_to: int = 0
     """Number of workers after growing; 0: the change does not grow the job."""
@@ -190,7 +195,7 @@ class ChangeStep:
 
     reason: str
     actions: tuple[Action, ...] = ()
-    claim: bool = False
+    must_claim: bool = False
     """Whether to claim the next generation now."""
     until_seconds: float | None = None
     """Unix time of the next decision; None: only a new observation helps."""
@@ -200,25 +205,27 @@ def desired_change(facts: Facts) -> DesiredChange | None:
     """Decides whether the committed membership should change; None: no."""
     members = len(facts.membership.members)
     if facts.spec.suspend:
-        return DesiredChange("the job is suspended", immediate=True) if members else None
+        return DesiredChange("the job is suspended", is_immediate=True) if members else None
     if not members:
-        return DesiredChange("the job is resumed", immediate=True)
+        return DesiredChange("the job is resumed", is_immediate=True)
     # Terminating workers come first, then evacuation, then the size.
     termination_reasons = {m: reason for m in facts.membership.members if (reason := termination_reason(facts, m))}
     if termination_reasons:
-        return DesiredChange(_describe_terminations(termination_reasons), immediate=True)
+        return DesiredChange(_describe_terminations(termination_reasons), is_immediate=True)
     member_indexes = {m.index for m in facts.membership.members}
     spare_indexes = {s.index for s in spare_agents(facts)}
-    tie = present_tie(facts)
+    tie = current_size_constraint(facts)
     required_size = None if tie is None else tie.workers(facts.spec)
     possible_size = largest_size(facts.spec, len(member_indexes | spare_indexes), required_size)
     evacuation = _plan_evacuation(facts, list(facts.membership.members), spare_indexes, required_size)
     if evacuation is not None:
         return evacuation
     if required_size is None and possible_size < members and largest_size(facts.spec, members) < members:
-        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", immediate=True)
+        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", is_immediate=True)
     if possible_size > members:
-        return DesiredChange(f"grow from {members} to {possible_size} workers", immediate=False, grows_to=possible_size)
+        return DesiredChange(
+            f"grow from {members} to {possible_size} workers", is_immediate=False, grows_to=possible_size
+        )
     return None
 
 
@@ -230,7 +237,7 @@ def _describe_terminations(reasons: Mapping[Member, str]) -> str:
 
 
 def _plan_evacuation(
-    facts: WorldNodeFacts, members: list[Member], spare_indexes: set[int], required_size: int | None
+    facts: MembershipNodeFacts, members: list[Member], spare_indexes: set[int], required_size: int | None
 ) -> DesiredChange | None:
     """Plans to move workers off nodes: at once if the size is kept, else after `MOVE_SECONDS`.
 
@@ -259,29 +266,29 @@ def _plan_evacuation(
     names = ", ".join(
         f"{m.index} is moved off node {m.node} ({evacuation_reason(facts, m.node)})" for m in members_to_move.values()
     )
-    return DesiredChange(f"worker {names}", immediate=False)
+    return DesiredChange(f"worker {names}", is_immediate=False)
 
 
 def next_change_step(facts: Facts) -> ChangeStep | None:
     """Plans the next step of a desired change; None: nothing to do."""
     barrier = facts.barrier
-    if barrier is not None and barrier.sent.generation != facts.membership.generation:
+    if barrier is not None and barrier.barrier.generation != facts.membership.generation:
         barrier = None
     change = desired_change(facts)
     # A bound barrier is always completed, because all ranks stop at it.
-    if barrier is not None and barrier.sent.phase == "bound":
+    if barrier is not None and barrier.barrier.phase == "bound":
         return _complete_barrier(facts, barrier, change)
     if barrier is None and _all_ranks_wait(facts):
-        return ChangeStep("every rank waits at a barrier that an earlier operator proposed", claim=True)
+        return ChangeStep("every rank waits at a barrier that an earlier operator proposed", must_claim=True)
     if change is None:
-        if barrier is not None and barrier.sent.phase == "proposed":
-            return ChangeStep("the planned change is no longer needed", (replace(barrier.sent, phase="cancelled"),))
+        if barrier is not None and barrier.barrier.phase == "proposed":
+            return ChangeStep("the planned change is no longer needed", (replace(barrier.barrier, phase="cancelled"),))
         return None
     # No step can be saved by a barrier, so the generation is claimed at once.
-    if not facts.membership.members or (change.immediate and _makes_no_step(facts, barrier)):
-        return ChangeStep(change.reason, claim=True)
+    if not facts.membership.members or (change.is_immediate and _makes_no_step(facts, barrier)):
+        return ChangeStep(change.reason, must_claim=True)
     # A change that is not urgent waits for a better moment.
-    if not change.immediate:
+    if not change.is_immediate:
         delay = _growth_delay(facts, change)
         if delay.until_seconds is not None and facts.now < delay.until_seconds:
             reason_clause = f": {delay.reason}" if delay.reason else ""
@@ -291,28 +298,28 @@ def next_change_step(facts: Facts) -> ChangeStep | None:
     return _propose_barrier(facts, barrier, change)
 
 
-def _makes_no_step(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
+def _makes_no_step(facts: MembershipFacts, barrier: ObservedBarrier | None) -> bool:
     """Whether a generation that rejected a barrier has had the time for a step and made none.
 
     A younger one may be in its first step, which a claim without a barrier would lose.
     """
-    if has_stepped(facts, facts.membership.generation) or barrier is None or barrier.sent.phase != "cancelled":
+    if has_stepped(facts, facts.membership.generation) or barrier is None or barrier.barrier.phase != "cancelled":
         return False
     return facts.now >= facts.membership.changed_seconds + FIRST_STEP_SECONDS
 
 
-def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, change: DesiredChange) -> ChangeStep:
+def _propose_barrier(facts: MembershipFacts, barrier: ObservedBarrier | None, change: DesiredChange) -> ChangeStep:
     """Proposes a barrier, waits for the answers to one, or withdraws it."""
-    if barrier is not None and barrier.sent.phase == "proposed":
-        deadline, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
+    if barrier is not None and barrier.barrier.phase == "proposed":
+        deadline, step = barrier.proposed_seconds + ANSWER_TIMEOUT_SECONDS, barrier.barrier.step
         if facts.now < deadline:
             return ChangeStep(f"{change.reason}: asking every worker to stop at step {step}", until_seconds=deadline)
-        cancelled = replace(barrier.sent, phase="cancelled")
+        cancelled = replace(barrier.barrier, phase="cancelled")
         return ChangeStep(f"not every worker answered whether it can stop at step {step}", (cancelled,))
     # Rejected or withdrawn: propose again later, and at a later step.
     if barrier is not None and facts.now < barrier.proposed_seconds + RETRY_SECONDS:
         return ChangeStep(
-            f"{change.reason}: a worker rejected the barrier at step {barrier.sent.step}",
+            f"{change.reason}: a worker rejected the barrier at step {barrier.barrier.step}",
             until_seconds=barrier.proposed_seconds + RETRY_SECONDS,
         )
     retry_seconds = _barrier_retry_seconds(facts, barrier)
@@ -323,7 +330,7 @@ def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, change:
         )
     generation = facts.membership.generation
     steps_ahead = _steps_to_barrier(facts)
-    current_step, previous_step = last_step(facts), barrier.sent.step if barrier is not None else 0
+    current_step, previous_step = last_step(facts), barrier.barrier.step if barrier is not None else 0
     # each barrier has a step of its own, so that no answer to an older one is taken for it; without progress since the
     # last one, the next step is enough: barriers that run ahead of a stalled job would end up hundreds of steps away
     step = (
@@ -334,11 +341,11 @@ def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, change:
     return ChangeStep(
         f"{change.reason}: proposing a barrier at step {step}",
         (Barrier(generation, step, "proposed"),),
-        until_seconds=facts.now + ANSWER_SECONDS,
+        until_seconds=facts.now + ANSWER_TIMEOUT_SECONDS,
     )
 
 
-def _steps_to_barrier(facts: WorldFacts) -> int:
+def _steps_to_barrier(facts: MembershipFacts) -> int:
     """Returns how many steps ahead the barrier is: no rank may have finished the step before the proposal arrives.
 
     The end of the present step suffices if it is far off: a terminating worker may not have the time for two steps.
@@ -351,7 +358,7 @@ def _steps_to_barrier(facts: WorldFacts) -> int:
     return max(2, ceil(AHEAD_SECONDS / step_seconds) + 1)
 
 
-def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
+def _barrier_retry_seconds(facts: MembershipFacts, barrier: ObservedBarrier | None) -> float | None:
     """Returns when to propose again if no step was made since the last proposal; None: no wait."""
     if barrier is None:
         return None
@@ -365,10 +372,10 @@ def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -
 def _complete_barrier(facts: Facts, barrier: ObservedBarrier, change: DesiredChange | None) -> ChangeStep:
     """Plans the next step at a bound barrier. No rank passes it, so a claim always follows."""
     reason = change.reason if change is not None else "the ranks were stopped for a change that is no longer needed"
-    generation, step = barrier.sent.generation, barrier.sent.step
+    generation, step = barrier.barrier.generation, barrier.barrier.step
     checkpoint = Checkpoint(generation, step)
     sessions = [session for _, session in member_sessions(facts)]
-    waiting = [s for s in sessions if s is not None and waits_at(s, barrier.sent)]
+    waiting = [s for s in sessions if s is not None and does_wait_at_barrier(s, barrier.barrier)]
     saved = [s for s in waiting if checkpoint not in s.pending and s.saved is not None and s.saved >= checkpoint]
     step_seconds = seconds_per_step(facts) or 1.0
     deadline = (
@@ -379,22 +386,22 @@ def _complete_barrier(facts: Facts, barrier: ObservedBarrier, change: DesiredCha
     # Every save has its copies. If nodes are evacuated or the job is suspended, the copies must also survive that.
     if len(saved) == len(sessions):
         missing = (
-            missing_to_survive(facts, checkpoint, continues=_can_continue_without(facts))
-            if barrier_step(facts) is not None
+            describe_missing_copies(facts, checkpoint, continues=_can_continue_without(facts))
+            if termination_barrier_checkpoint(facts) is not None
             else ""
         )
-        upload_deadline = lifecycle.upload_due(facts, barrier)
+        upload_deadline = lifecycle.barrier_upload_deadline(facts, barrier)
         if upload_deadline is not None:
             return ChangeStep(
                 f"{reason}: {checkpoint} is uploaded to the persistent tier first", until_seconds=upload_deadline
             )
-        if not missing or not can_be_copied(facts):
-            return ChangeStep(f"{reason}; {missing}" if missing else reason, claim=True)
+        if not missing or not can_make_copies(facts):
+            return ChangeStep(f"{reason}; {missing}" if missing else reason, must_claim=True)
         if facts.now < deadline:
             return ChangeStep(f"{reason}: {missing}", until_seconds=deadline)
-        return ChangeStep(f"{reason}; {missing}", claim=True)
+        return ChangeStep(f"{reason}; {missing}", must_claim=True)
     if len(waiting) == len(sessions) and facts.now >= deadline:
-        return ChangeStep(f"{reason}; some saves of step {step} lack copies", claim=True)
+        return ChangeStep(f"{reason}; some saves of step {step} lack copies", must_claim=True)
     progress = (
         f"{len(waiting)} of {len(sessions)} workers wait at step {step}, {len(saved)} have replicated their saves"
     )
@@ -403,14 +410,14 @@ def _complete_barrier(facts: Facts, barrier: ObservedBarrier, change: DesiredCha
 
 def _can_continue_without(facts: Facts) -> bool:
     """Whether training can continue without the terminating workers."""
-    tie = present_tie(facts)
+    tie = current_size_constraint(facts)
     remaining_indexes = {m.index for m in facts.membership.members if not termination_reason(facts, m)} | {
         s.index for s in spare_agents(facts)
     }
     return largest_size(facts.spec, len(remaining_indexes), None if tie is None else tie.workers(facts.spec)) > 0
 
 
-def _all_ranks_wait(facts: WorldFacts) -> bool:
+def _all_ranks_wait(facts: MembershipFacts) -> bool:
     """Whether all ranks wait at a barrier bound by an operator that died since: no message would ever release them."""
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
@@ -422,7 +429,7 @@ def _all_ranks_wait(facts: WorldFacts) -> bool:
     )
 
 
-def _growth_delay(facts: WorldFacts, change: DesiredChange) -> CostDecision:
+def _growth_delay(facts: MembershipFacts, change: DesiredChange) -> CostDecision:
     """Returns until when the membership keeps its size although a change is desired."""
     policy = facts.spec.elastic_policy
     if policy is None:
@@ -437,14 +444,14 @@ def _growth_delay(facts: WorldFacts, change: DesiredChange) -> CostDecision:
 # `kubectl drain` ends, and the machine is switched off, as soon as its pods are gone; the memory server on it, which no drain
 # evicts, is lost with all copies that exist only there.
 
-STALE_SECONDS = 15.0
+MAX_SNAPSHOT_AGE_SECONDS = 15.0
 """Age of an observation from which on it is no evidence for the present."""
 
-MAX_INTERVALS_BEHIND = 2
+MAX_LAG_INTERVALS = 2
 """Save intervals by which copies may lag, because the next checkpoints are made while the newest is copied."""
 
 
-def data_lost_with_node(snapshot: JobSnapshot, status: JobStatus, node: str, now_seconds: float) -> str:
+def describe_data_lost_with_node(snapshot: JobSnapshot, status: JobStatus, node: str, now_seconds: float) -> str:
     """Describes the checkpoint that a job loses if `node` is switched off too.
 
     Args:
@@ -459,7 +466,7 @@ def data_lost_with_node(snapshot: JobSnapshot, status: JobStatus, node: str, now
     if status.phase in ("Complete", "Failed") or snapshot.job.deleted or not _has_data_on_node(snapshot, node):
         return ""
     # Without a recent observation, nothing is known to be safe.
-    if now_seconds - snapshot.now_seconds > STALE_SECONDS:
+    if now_seconds - snapshot.now_seconds > MAX_SNAPSHOT_AGE_SECONDS:
         return f"it was not reconciled for {now_seconds - snapshot.now_seconds:.0f} s"
     membership = status.membership
     if membership is None or status.last_complete is None:
@@ -468,11 +475,14 @@ def data_lost_with_node(snapshot: JobSnapshot, status: JobStatus, node: str, now
     if status.last_uploaded is not None and status.last_uploaded.step >= newest.step:
         return ""
     nodes = tuple(replace(n, schedulable=False) if n.name == node else n for n in snapshot.nodes)
-    facts = gather(replace(snapshot, nodes=nodes, status=status))
-    reading = reading_at(facts, membership.generation)
+    facts = build_facts(replace(snapshot, nodes=nodes, status=status))
+    reading = tier_reading(facts, membership.generation)
     if not reading.servers:
         return f"no memory server reports at present where the copies of {newest} are"
-    lineage_args, covers = (facts.status.lineage, membership.generation, unreadable_checkpoints(facts)), facts.covers
+    lineage_args, covers = (
+        (facts.status.lineage, membership.generation, unreadable_checkpoints(facts)),
+        facts.layout_covers,
+    )
     # Compare the newest readable checkpoint with the newest that remains without the node.
     newest_readable = newest_checkpoint(complete_checkpoints(reading, *lineage_args, covers))
     newest_staying = newest_checkpoint(complete_checkpoints(reading_of_staying(facts), *lineage_args, covers))
@@ -490,7 +500,7 @@ def _allowed_lag_steps(facts: JobFacts) -> int:
     Before its worker terminates, the job stops at a barrier, and the save made there is copied before the worker ends.
     """
     is_training = facts.membership.state == "Committed" and facts.membership.members
-    return MAX_INTERVALS_BEHIND * saving_steps(facts) if is_training else 0
+    return MAX_LAG_INTERVALS * saving_steps(facts) if is_training else 0
 
 
 def _has_data_on_node(snapshot: JobSnapshot, node: str) -> bool:

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import Lineage, ancestry, complete_checkpoints, on_lineage
+from surefoot.protocol.checkpoints.completeness import (
+    Lineage,
+    ancestor_generations,
+    complete_checkpoints,
+    is_on_lineage,
+)
 from surefoot.protocol.checkpoints.retention import anomalous_checkpoints
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, SourceJob
 from surefoot_operator.api.status import JobStatus, SkippedData
@@ -17,10 +22,10 @@ from surefoot_operator.job_snapshot import PersistentListing
 from surefoot_operator.policy.core.actions import Action, DropSaves, ListPersistentTier
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipFacts,
     TierFacts,
-    WorldFacts,
     is_responsive,
-    reading_at,
+    tier_reading,
     unreadable_checkpoints,
     worker_id,
 )
@@ -42,9 +47,9 @@ class RestorePending:
     """Requests that bring the missing information, such as a listing."""
     until_seconds: float | None = None
     """Unix time of the next decision; None: only a new observation helps."""
-    stopped: bool = True
+    are_trainers_stopped: bool = True
     """False while trainers of the previous generation still run."""
-    lost: str = ""
+    loss_message: str = ""
     """Message about the loss of every checkpoint; empty: not every checkpoint is lost."""
 
 
@@ -56,7 +61,7 @@ class RestoreChosen:
     """Checkpoint to restore; None: start at step 0."""
     lost_servers: tuple[MemoryServerEndpoint, ...] = ()
     """Memory servers that were unreachable when the choice was made."""
-    unlisted: bool = False
+    is_unlisted: bool = False
     """True if the persistent tier did not answer, and the parent is good enough without its listing."""
     source_job: SourceJob | None = None
     """The job that the parent was saved by; None: this one."""
@@ -97,7 +102,9 @@ class LastUploadedLost:
 Choice = RestorePending | RestoreChosen | RollbackTargetLost | LastUploadedLost | TotalLoss | SourceCheckpointMissing
 
 
-def listing(facts: WorldFacts, listing_state: PersistentListing, source: SourceJob | None = None) -> RestorePending:
+def request_listing(
+    facts: MembershipFacts, listing_state: PersistentListing, source: SourceJob | None = None
+) -> RestorePending:
     """Requests a listing from an agent, and from another one if it does not answer.
 
     A machine that lost power never closes its connection, so an agent without heartbeats is not waited for.
@@ -135,7 +142,7 @@ def restore_limit(facts: JobFacts) -> int | None:
     return rollback.to_step if rollback is not None and rollback.generation == facts.running_generation else None
 
 
-def older_target(facts: TierFacts) -> RollbackTargetLost | None:
+def find_later_target(facts: TierFacts) -> RollbackTargetLost | None:
     """Finds the nearest readable checkpoint after a rollback's target; none up to it is readable.
 
     A checkpoint whose own loss was anomalous would be no better than the state that the rollback abandons. Of the others, the
@@ -144,10 +151,10 @@ def older_target(facts: TierFacts) -> RollbackTargetLost | None:
     max_step, generation = restore_limit(facts), facts.running_generation
     if not max_step or not generation:
         return None
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     manifests = chain(chain.from_iterable(reading.servers.values()), reading.persistent or ())
     complete = complete_checkpoints(
-        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.layout_covers
     )
     step = min((c.step for c in set(complete) - anomalous_checkpoints(manifests) if c.step > max_step), default=None)
     if step is None:
@@ -193,12 +200,12 @@ def record_rollback(status: JobStatus, lineage: Lineage, reported_step: int) -> 
 def surviving_last_good(status: JobStatus, lineage: Lineage) -> Checkpoint | None:
     """Returns the last good checkpoint, or the parent if the new lineage no longer contains it."""
     last_good, entry = status.last_good, lineage[-1]
-    return last_good if last_good is None or on_lineage(lineage, last_good, entry.generation) else entry.parent
+    return last_good if last_good is None or is_on_lineage(lineage, last_good, entry.generation) else entry.parent
 
 
 def _skipped_steps(skipped: Iterable[SkippedData], lineage: Lineage, generation: int) -> int:
     """Returns the number of skipped steps in the history of a generation, including its own."""
-    history = frozenset(ancestry(lineage, generation))
+    history = frozenset(ancestor_generations(lineage, generation))
     return sum(skip.steps for skip in skipped if skip.generation in history)
 
 
@@ -213,7 +220,7 @@ def _batches_before(status: JobStatus, lineage: Lineage, checkpoint: Checkpoint 
 # Remembers a job's unreadable checkpoints. One below the last uploaded checkpoint can never be chosen and is forgotten;
 # otherwise the status of a job on bad disks would grow for ever.
 
-MAX_REMEMBERED = 64
+MAX_UNREADABLE = 64
 """Limit for this job's own unreadable checkpoints. The oldest are forgotten first: if chosen again, they are found unreadable again."""
 
 
@@ -226,10 +233,10 @@ def unreadable_by_upload(facts: TierFacts) -> tuple[Checkpoint, ...]:
     membership = status.membership
     if not facts.unreadable or membership is None or membership.state != "Committed":
         return ()
-    uploaded_saves = {m.save for m in persistent.entries or ()}.union(*facts.promoted.values())
+    uploaded_saves = {m.save for m in persistent.entries or ()}.union(*facts.uploaded.values())
     checkpoints = {s.checkpoint for s in facts.unreadable - uploaded_saves} - unreadable_checkpoints(facts)
     checkpoints = {
-        c for c in checkpoints if on_lineage(status.lineage, c, membership.generation) and not _passed(c, status)
+        c for c in checkpoints if is_on_lineage(status.lineage, c, membership.generation) and not _passed(c, status)
     }
     return tuple(sorted(checkpoints - {status.last_uploaded}, key=lambda c: (c.step, c.generation)))
 
@@ -243,15 +250,15 @@ def add_unreadable(status: JobStatus, new: Checkpoint | None) -> tuple[Checkpoin
     )
     if new is None:
         return unreadable
-    own_checkpoints = [c for c in unreadable if not c.imported and (c == new or not _passed(c, status))]
-    remembered = set(sorted(own_checkpoints, key=lambda c: (c.step, c.generation))[-MAX_REMEMBERED:])
-    return tuple(c for c in unreadable if c.imported or c in remembered or c == new)
+    own_checkpoints = [c for c in unreadable if not c.is_imported and (c == new or not _passed(c, status))]
+    remembered = set(sorted(own_checkpoints, key=lambda c: (c.step, c.generation))[-MAX_UNREADABLE:])
+    return tuple(c for c in unreadable if c.is_imported or c in remembered or c == new)
 
 
 def may_be_forgotten(checkpoint: Checkpoint, status: JobStatus) -> bool:
     """Whether a later status may lack this unreadable checkpoint."""
-    own_checkpoints = [c for c in status.unreadable_checkpoints if not c.imported]
-    return not checkpoint.imported and (_passed(checkpoint, status) or len(own_checkpoints) >= MAX_REMEMBERED)
+    own_checkpoints = [c for c in status.unreadable_checkpoints if not c.is_imported]
+    return not checkpoint.is_imported and (_passed(checkpoint, status) or len(own_checkpoints) >= MAX_UNREADABLE)
 
 
 def _passed(checkpoint: Checkpoint, status: JobStatus) -> bool:
@@ -273,11 +280,11 @@ def _passed(checkpoint: Checkpoint, status: JobStatus) -> bool:
 DROP_SECONDS = 5.0
 """Lifetime of a drop, shorter if memory servers are declared lost sooner: it must not reach a server that returns."""
 
-Going = dict[Checkpoint, float]
+DropsInProgress = dict[Checkpoint, float]
 """Checkpoints to be dropped, each with the Unix time until which the drop may still reach a memory server."""
 
 
-def going_after(drops_in_progress: Going, drops: Iterable[DropSaves], now_seconds: float) -> Going:
+def add_drops(drops_in_progress: DropsInProgress, drops: Iterable[DropSaves], now_seconds: float) -> DropsInProgress:
     """Returns the drops in progress with new ones added and expired ones removed."""
     updated = {checkpoint: until for checkpoint, until in drops_in_progress.items() if until > now_seconds}
     for drop in drops:
@@ -286,12 +293,12 @@ def going_after(drops_in_progress: Going, drops: Iterable[DropSaves], now_second
     return updated
 
 
-def staying(complete: Iterable[Checkpoint], going: Going, now_seconds: float) -> list[Checkpoint]:
+def without_drops(complete: Iterable[Checkpoint], going: DropsInProgress, now_seconds: float) -> list[Checkpoint]:
     """Lists the checkpoints that no drop in progress may have removed."""
     return [checkpoint for checkpoint in complete if going.get(checkpoint, 0.0) <= now_seconds]
 
 
-def may_be_under_way(facts: JobFacts) -> bool:
+def may_drops_be_in_progress(facts: JobFacts) -> bool:
     """Whether a former leader's drops may still be carried out.
 
     Only jobs that roll back to good checkpoints wait for them: others need the newest checkpoint, which no leader drops.

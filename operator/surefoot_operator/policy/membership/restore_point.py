@@ -25,34 +25,34 @@ from surefoot.protocol.checkpoints.completeness import (
     UnreadRecord,
     complete_checkpoints,
     is_complete,
-    layouts_to_check,
+    is_on_lineage,
+    layout_sets_to_check,
     newest_checkpoint,
-    on_lineage,
 )
 from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, SourceJob
 from surefoot.protocol.text import join_names
 from surefoot_operator.api.spec import ACCEPT_LOSS, CheckpointPolicy
 from surefoot_operator.api.status import JobStatus, Membership
-from surefoot_operator.job_snapshot import HIGHEST_EPOCH, ObservedMemoryServer, PersistentListing
+from surefoot_operator.job_snapshot import MAX_GENERATION, ObservedMemoryServer, PersistentListing
 from surefoot_operator.policy.core.actions import FenceMemoryServer, ListPersistentTier
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldTierFacts,
     is_responsive,
-    reading_at,
     seconds_per_step,
     step_of,
+    tier_reading,
     unreadable_checkpoints,
 )
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.memory_server_liveness import (
     awaited_servers,
+    describe_why_alive,
     may_still_have_data,
     unreachable_servers,
-    why_alive,
 )
 from surefoot_operator.policy.membership.restore_decisions import (
     Choice,
@@ -61,8 +61,8 @@ from surefoot_operator.policy.membership.restore_decisions import (
     RestorePending,
     SourceCheckpointMissing,
     TotalLoss,
-    listing,
-    older_target,
+    find_later_target,
+    request_listing,
     restore_limit,
 )
 
@@ -89,26 +89,26 @@ def source_job(policy: CheckpointPolicy) -> SourceJob | None:
     )
 
 
-def origin_of(status: JobStatus) -> Checkpoint | None:
+def initial_checkpoint_of(status: JobStatus) -> Checkpoint | None:
     """Returns the source job's checkpoint that this job started from, if it is readable; None: it started at step 0."""
     return None if status.initial_checkpoint in status.unreadable_checkpoints else status.initial_checkpoint
 
 
 def initial_restore_point(
-    facts: WorldTierFacts, unreachable: tuple[MemoryServerEndpoint, ...]
+    facts: MembershipTierFacts, unreachable: tuple[MemoryServerEndpoint, ...]
 ) -> RestorePending | RestoreChosen | SourceCheckpointMissing:
     """Chooses the parent of a generation without a checkpoint of its own job."""
     status = facts.status
-    origin = origin_of(status)
+    origin = initial_checkpoint_of(status)
     if origin is not None:
         return RestoreChosen(origin, unreachable, source_job=status.source_job)
     # a job that started without a source job must not take one up later
     source = status.source_job or (None if facts.running_generation else source_job(facts.spec.checkpoint))
     if source is None:
         return RestoreChosen(None, unreachable)
-    listing_state = facts.older
+    listing_state = facts.source_listing
     if listing_state.source_job != source or listing_state.read_generation != facts.membership.generation:
-        return listing(facts, listing_state, source)
+        return request_listing(facts, listing_state, source)
     restore_from = facts.spec.checkpoint.restore_from
     step = restore_from.step if restore_from is not None else "latest"
     candidates = source_checkpoints(facts)
@@ -127,10 +127,12 @@ def source_checkpoints(facts: TierFacts) -> list[Checkpoint]:
     The source job's lineage is neither known nor needed: of two generations that completed one step, the job continued from
     the newer.
     """
-    reading = TierReading({}, facts.older.entries)
-    manifests = reading.manifests().items()
+    reading = TierReading({}, facts.source_listing.entries)
+    manifests = reading.manifests_by_rank().items()
     return [
-        c for c, ranks in manifests if c not in facts.status.unreadable_checkpoints and is_complete(ranks, facts.covers)
+        c
+        for c, ranks in manifests
+        if c not in facts.status.unreadable_checkpoints and is_complete(ranks, facts.layout_covers)
     ]
 
 
@@ -141,7 +143,7 @@ def _describe_missing_source(
     steps = sorted({c.step for c in complete}, reverse=True)
     steps_text = ", ".join(map(str, steps[:_MAX_NAMED])) + (", …" if len(steps) > _MAX_NAMED else "")
     available = f"complete checkpoints are at steps {steps_text}" if steps else "none is complete there"
-    unreadable = [c for c in facts.status.unreadable_checkpoints if c.imported and step in ("latest", c.step)]
+    unreadable = [c for c in facts.status.unreadable_checkpoints if c.is_imported and step in ("latest", c.step)]
     exception = f", apart from unreadable ones ({', '.join(map(str, unreadable))})" if unreadable else ""
     checkpoint = "no checkpoint" if step == "latest" else f"no complete checkpoint of step {step}"
     return f"{source} has {checkpoint} to start from{exception}: {available}; correct spec.checkpoint.restoreFrom and create the job again"
@@ -152,13 +154,13 @@ def _describe_missing_source(
 # rebooting, or a bucket's key may have expired, and a job that failed could not use data that returned an hour later. So a
 # total loss waits, with everything kept, until something becomes readable or a user accepts the loss.
 
-LIST_RETRY_SECONDS = 60.0
+LOSS_LISTING_INTERVAL_SECONDS = 60.0
 """Time between two listings of the persistent tier while everything else is lost."""
 
-LATE_UPLOAD_SECONDS = 30.0
+LATE_UPLOAD_WAIT_SECONDS = 30.0
 """Time after a failure in which a started upload may still complete: 15 s for one attempt, and as much again."""
 
-LIST_AGAIN_AFTER_SECONDS = 45.0
+LISTING_LAG_SECONDS = 45.0
 """Time after a failure in which a listing may lack the last uploaded checkpoint without proof that it is gone: a client of a
 network file system may show an old state of a changed folder for half a minute."""
 
@@ -190,10 +192,10 @@ def describe_loss(facts: TierFacts, unread_records: tuple[UnreadRecord, ...]) ->
     return f"every copy of every checkpoint is lost (the last known was {last_known}){_describe_location(facts)}"
 
 
-def waiting_message(facts: TierFacts, unread_records: tuple[UnreadRecord, ...]) -> str:
+def describe_waiting_for_loss(facts: TierFacts, unread_records: tuple[UnreadRecord, ...]) -> str:
     """Returns the condition's message: the loss, since when the job waits, and the ways out."""
     waiting_since = datetime.fromtimestamp(facts.membership.changed_seconds, UTC).isoformat(timespec="seconds")
-    start = origin_of(facts.status) or "step 0"
+    start = initial_checkpoint_of(facts.status) or "step 0"
     sentences = [
         describe_loss(facts, unread_records),
         f"The job has waited since {waiting_since}, keeps its data in memory, and continues by itself when any checkpoint becomes readable",
@@ -231,16 +233,16 @@ def _describe_location(facts: TierFacts) -> str:
 
 # ---- restore point ---------------------------------------------------------------------------------------------------
 
-LISTING_PATIENCE_SECONDS = 2.0
+MIN_LISTING_WAIT_SECONDS = 2.0
 """Shortest wait for a listing if memory has a complete checkpoint."""
 
-MAX_LISTING_SECONDS = 30.0
+MAX_LISTING_WAIT_SECONDS = 30.0
 """Longest wait for it then, however often a change of memory servers makes it void: a server may come and go for ever."""
 
 UNANSWERED_RETRY_SECONDS = 5.0
 """Time until a listing that lacks a decisive record is requested again."""
 
-FIRST_ANSWER_SECONDS = 1.5
+MIN_FIRST_ANSWER_WAIT_SECONDS = 1.5
 """Shortest wait of a new operator for a first answer: one call takes up to a second."""
 
 
@@ -250,7 +252,7 @@ def choose_restore_point(facts: Facts) -> Choice:
     pending_flushes = _wait_for_flushes(facts)
     if pending_flushes is not None:
         return pending_flushes
-    unread = [h for h in facts.holder_list if h.state == "Ready" and h.read_generation != facts.membership.generation]
+    unread = [h for h in facts.server_list if h.state == "Ready" and h.read_generation != facts.membership.generation]
     if unread:
         servers = sorted(h.endpoint.instance for h in unread)
         actions = tuple(FenceMemoryServer(server, facts.membership.generation) for server in servers)
@@ -260,7 +262,7 @@ def choose_restore_point(facts: Facts) -> Choice:
     worth_seconds = _wait_budget_seconds(facts, best)
     patience_seconds = min(worth_seconds, facts.spec.checkpoint.memory_server_timeout_seconds)
     if patience_seconds and facts.term_seconds > facts.membership.changed_seconds:
-        patience_seconds = max(patience_seconds, FIRST_ANSWER_SECONDS)
+        patience_seconds = max(patience_seconds, MIN_FIRST_ANSWER_WAIT_SECONDS)
     deadline = _wait_start(facts) + patience_seconds
     return (
         _wait_for_listing(facts, best, deadline)
@@ -297,10 +299,10 @@ def _is_only_unanswered(persistent: PersistentListing, checkpoint: Checkpoint | 
     records = [
         record for record in persistent.unread_records if record.checkpoint == checkpoint or record.digest in layouts
     ]
-    return bool(records) and all(record.silent for record in records)
+    return bool(records) and all(record.is_silent for record in records)
 
 
-def _wait_for_flushes(facts: WorldFacts) -> RestorePending | None:
+def _wait_for_flushes(facts: MembershipFacts) -> RestorePending | None:
     """Waits until no newer step of the previous generation can complete, or `flushGraceSeconds` has passed."""
     generation, membership = facts.running_generation, facts.membership
     if not generation:
@@ -313,7 +315,9 @@ def _wait_for_flushes(facts: WorldFacts) -> RestorePending | None:
         return None
     if running:
         names = join_names(sorted(s.index for s in running))
-        return RestorePending(f"workers {names} are stopping their trainers", until_seconds=deadline, stopped=False)
+        return RestorePending(
+            f"workers {names} are stopping their trainers", until_seconds=deadline, are_trainers_stopped=False
+        )
     return RestorePending(
         "saves of the previous generation are still being flushed to the memory servers", until_seconds=deadline
     )
@@ -337,14 +341,14 @@ def _readable_checkpoints(facts: TierFacts) -> list[Checkpoint]:
     generation = facts.running_generation
     if not generation:
         return []
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     complete = complete_checkpoints(
-        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, generation, unreadable_checkpoints(facts), facts.layout_covers
     )
     return [checkpoint for checkpoint in complete if not _is_beyond_rollback(facts, checkpoint)]
 
 
-def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
+def _wait_budget_seconds(facts: MembershipFacts, best: Checkpoint | None) -> float:
     """Returns the training time that a wait for an unknown tier may save; infinite if all may be lost."""
     incident = open_incident(facts.status.incidents)
     reached_step = max(
@@ -354,7 +358,7 @@ def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
     if max_step == 0:
         return 0.0  # a rollback to step 0 needs nothing that any tier has
     reached_step = reached_step if max_step is None else min(reached_step, max_step)
-    base = best or origin_of(facts.status)
+    base = best or initial_checkpoint_of(facts.status)
     lost_steps = max(0, reached_step - (base.step if base else 0))
     if best is not None and lost_steps <= 0:
         return 0.0
@@ -368,45 +372,47 @@ def _wait_budget_seconds(facts: WorldFacts, best: Checkpoint | None) -> float:
     )
 
 
-def _wait_for_listing(facts: WorldTierFacts, best: Checkpoint | None, deadline: float) -> RestorePending | None:
+def _wait_for_listing(facts: MembershipTierFacts, best: Checkpoint | None, deadline: float) -> RestorePending | None:
     """Requests a listing after the last index was read; None: it is there, or not worth waiting for."""
     persistent, generation = facts.persistent, facts.membership.generation
     if facts.spec.checkpoint.persistent is None or not facts.running_generation or restore_limit(facts) == 0:
         return None
-    latest_deadline = max(deadline, _wait_start(facts) + MAX_LISTING_SECONDS)
+    latest_deadline = max(deadline, _wait_start(facts) + MAX_LISTING_WAIT_SECONDS)
     if best is not None and facts.now >= latest_deadline:
         return None
     if persistent.read_generation == generation:
         # data moves from memory to the persistent tier: parts that a server lost since may be there by now
-        changes = (h.since_seconds for h in facts.holder_list if h.state != "Ready")
+        changes = (h.since_seconds for h in facts.server_list if h.state != "Ready")
         last_change_seconds = max(changes, default=0.0)
         if persistent.requested_seconds is None or last_change_seconds <= persistent.requested_seconds:
             return None
-        return listing(facts, replace(persistent, requested_seconds=None))
+        return request_listing(facts, replace(persistent, requested_seconds=None))
     if best is None or persistent.requested_seconds is None:
-        return listing(facts, persistent)
+        return request_listing(facts, persistent)
     # memory has a good checkpoint: a listing that takes longer, or fails, is not waited for
     listing_deadline = (
         deadline
         if persistent.error is not None
-        else max(deadline, persistent.requested_seconds + LISTING_PATIENCE_SECONDS)
+        else max(deadline, persistent.requested_seconds + MIN_LISTING_WAIT_SECONDS)
     )
     if facts.now >= listing_deadline:
         return None
-    pending = listing(facts, persistent)
+    pending = request_listing(facts, persistent)
     return replace(pending, until_seconds=min(listing_deadline, pending.until_seconds or listing_deadline))
 
 
 def _wait_for_layouts(facts: TierFacts, best: Checkpoint | None) -> RestorePending | None:
     """Waits while a newer checkpoint has all its ranks but is not known to cover every tensor."""
-    reading = reading_at(facts, facts.membership.generation)
+    reading = tier_reading(facts, facts.membership.generation)
     lost_layouts = facts.persistent.lost_layouts  # no agent will bring these
-    unchecked = {s for s in layouts_to_check(reading) - set(facts.covers) if not s & lost_layouts}
+    unchecked = {s for s in layout_sets_to_check(reading) - set(facts.layout_covers) if not s & lost_layouts}
     if not unchecked or not facts.running_generation:
         return None
-    assumed = {**facts.covers, **dict.fromkeys(unchecked, True)}
+    assumed = {**facts.layout_covers, **dict.fromkeys(unchecked, True)}
     newer = [
-        c for c, ranks in reading.manifests().items() if _is_preferable(facts, c, best) and is_complete(ranks, assumed)
+        c
+        for c, ranks in reading.manifests_by_rank().items()
+        if _is_preferable(facts, c, best) and is_complete(ranks, assumed)
     ]
     deadline = facts.membership.changed_seconds + facts.spec.checkpoint.memory_server_timeout_seconds
     if not newer or facts.now >= deadline:
@@ -418,7 +424,7 @@ def _is_preferable(facts: JobFacts, checkpoint: Checkpoint, best: Checkpoint | N
     """Whether this checkpoint, if complete, would be restored rather than `best`."""
     return (
         checkpoint not in unreadable_checkpoints(facts)
-        and on_lineage(facts.status.lineage, checkpoint, facts.running_generation)
+        and is_on_lineage(facts.status.lineage, checkpoint, facts.running_generation)
         and (best is None or checkpoint.step > best.step)
         and not _is_beyond_rollback(facts, checkpoint)
     )
@@ -451,7 +457,7 @@ def _wait_for_unreachable_servers(
         if has_nothing_newer(facts, server_state, best):
             continue
         silent_since = max(start_seconds, server_state.since_seconds) if server_state is not None else start_seconds
-        alive_reason = why_alive(facts, endpoint, worth_seconds)
+        alive_reason = describe_why_alive(facts, endpoint, worth_seconds)
         if alive_reason:
             alive_reasons[server] = alive_reason
         deadlines[server] = silent_since + (worth_seconds if alive_reason else patience_seconds)
@@ -473,7 +479,7 @@ def _wait_for_unreachable_servers(
     )
 
 
-def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
+def _conclude(facts: MembershipTierFacts, best: Checkpoint | None) -> Choice:
     """Decides once all tiers have been read or given their time."""
     status, membership = facts.status, facts.membership
     unknown_checkpoint = _newer_than_status(facts)
@@ -498,9 +504,9 @@ def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
         )
     # From here on no checkpoint is readable. Unanswered records and later rollback targets are tried first.
     unread_records = facts.persistent.unread_records if has_persistent else ()
-    if any(record.silent for record in unread_records):
+    if any(record.is_silent for record in unread_records):
         return _retry_unread_records(facts, unread_records)
-    later_target = older_target(facts)
+    later_target = find_later_target(facts)
     if later_target is not None:
         return later_target
     nothing_to_lose = not facts.running_generation or (
@@ -513,7 +519,7 @@ def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
     if last_uploaded is not None and older_checkpoint is not None:
         missing_clause = f"{last_uploaded}, the last uploaded checkpoint, is missing from the persistent tier"
         listing_reason = f"{missing_clause}: it is listed once more before {older_checkpoint} is restored"
-        return _wait_for_listing_after(facts, LIST_AGAIN_AFTER_SECONDS, listing_reason) or LastUploadedLost(
+        return _wait_for_listing_after(facts, LISTING_LAG_SECONDS, listing_reason) or LastUploadedLost(
             last_uploaded, f"{missing_clause} and from memory: the older {older_checkpoint} is restored"
         )
     # A total loss. Nothing is lost if there never was a checkpoint; else the user's policy decides.
@@ -529,7 +535,7 @@ def _conclude(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
         return initial_restore_point(facts, unreachable)
     return TotalLoss(
         f"{describe_loss(facts, unread_records)}; "
-        f"with spec.checkpoint.onTotalLoss: Restart it would start over at {origin_of(status) or 'step 0'}"
+        f"with spec.checkpoint.onTotalLoss: Restart it would start over at {initial_checkpoint_of(status) or 'step 0'}"
     )
 
 
@@ -538,9 +544,9 @@ def _newer_than_status(facts: TierFacts) -> Checkpoint | None:
     persistent = facts.persistent
     if persistent.read_generation != facts.membership.generation or restore_limit(facts) == 0:
         return None
-    manifests = TierReading({}, persistent.entries).manifests().items()
-    newer = [c for c, ranks in manifests if facts.running_generation < c.generation <= HIGHEST_EPOCH and c not in unreadable_checkpoints(facts)
-             and is_complete(ranks, facts.covers)]  # fmt: skip
+    manifests = TierReading({}, persistent.entries).manifests_by_rank().items()
+    newer = [c for c, ranks in manifests if facts.running_generation < c.generation <= MAX_GENERATION and c not in unreadable_checkpoints(facts)
+             and is_complete(ranks, facts.layout_covers)]  # fmt: skip
     return max(newer, key=lambda c: (c.generation, c.step), default=None)
 
 
@@ -552,16 +558,16 @@ def _offer_choice(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None)
         f" To continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
         f" step {unknown.step}. To continue from {best or 'step 0'} instead, {how_to_accept_loss(facts)}"
     )
-    return RestorePending(text, lost=text)
+    return RestorePending(text, loss_message=text)
 
 
-def _wait_after_total_loss(facts: WorldTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
+def _wait_after_total_loss(facts: MembershipTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
     """Waits after a total loss, and lists the persistent tier repeatedly."""
-    text = waiting_message(facts, unread_records)
+    text = describe_waiting_for_loss(facts, unread_records)
     if facts.spec.checkpoint.persistent is None:
-        return RestorePending(text, lost=text)
-    actions, retry_seconds = _retry_listing(facts, LIST_RETRY_SECONDS)
-    return RestorePending(text, actions, retry_seconds, lost=text)
+        return RestorePending(text, loss_message=text)
+    actions, retry_seconds = _retry_listing(facts, LOSS_LISTING_INTERVAL_SECONDS)
+    return RestorePending(text, actions, retry_seconds, loss_message=text)
 
 
 def _older_than_last_uploaded(facts: TierFacts) -> Checkpoint | None:
@@ -577,27 +583,27 @@ def _older_than_last_uploaded(facts: TierFacts) -> Checkpoint | None:
     )
 
 
-def _wait_for_late_uploads(facts: WorldTierFacts) -> RestorePending | None:
+def _wait_for_late_uploads(facts: MembershipTierFacts) -> RestorePending | None:
     """Waits for a listing so late after the failure that no upload of the previous generation can come after it."""
     reason = "no checkpoint is left, unless an upload that had started still arrives in the persistent tier"
     return _wait_for_listing_after(
-        facts, LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job fails or starts over"
+        facts, LATE_UPLOAD_WAIT_SECONDS, f"{reason}: it is listed once more before the job fails or starts over"
     )
 
 
-def _wait_for_listing_after(facts: WorldTierFacts, delay_seconds: float, reason: str) -> RestorePending | None:
+def _wait_for_listing_after(facts: MembershipTierFacts, delay_seconds: float, reason: str) -> RestorePending | None:
     """Waits for a listing requested `delay_seconds` or more after the failure; None: there is one."""
     persistent, listing_seconds = facts.persistent, facts.membership.changed_seconds + delay_seconds
     if persistent.requested_seconds is not None and persistent.requested_seconds >= listing_seconds:
         return None
     if facts.now >= listing_seconds:
-        return listing(facts, replace(persistent, requested_seconds=None))
+        return request_listing(facts, replace(persistent, requested_seconds=None))
     return RestorePending(reason, until_seconds=listing_seconds)
 
 
-def _retry_unread_records(facts: WorldTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
+def _retry_unread_records(facts: MembershipTierFacts, unread_records: tuple[UnreadRecord, ...]) -> RestorePending:
     """Lists again until the tier returns the records that decide."""
-    record = next(item for item in unread_records if item.silent)
+    record = next(item for item in unread_records if item.is_silent)
     actions, retry_seconds = _retry_listing(facts, UNANSWERED_RETRY_SECONDS)
     reason = f"no other checkpoint is left, and the persistent tier does not return a decisive record: {record}"
     return RestorePending(
@@ -605,7 +611,7 @@ def _retry_unread_records(facts: WorldTierFacts, unread_records: tuple[UnreadRec
     )
 
 
-def _retry_listing(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
+def _retry_listing(facts: MembershipTierFacts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
     """Returns the request of another listing, if `pause_seconds` have passed since the last, and when they have."""
     retry_seconds = (facts.persistent.requested_seconds or facts.now) + pause_seconds
     worker = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
@@ -617,7 +623,7 @@ def _retry_listing(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[L
     return actions, retry_seconds
 
 
-def describe(membership: Membership, parent: Checkpoint | None) -> str:
+def describe_restore(membership: Membership, parent: Checkpoint | None) -> str:
     """Describes a committed generation for its event."""
     start = f"restores {parent}" if parent else "starts at step 0"
     return f"generation {membership.generation} {start}"

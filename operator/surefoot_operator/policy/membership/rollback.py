@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import complete_checkpoints, complete_persistent, first_step
+from surefoot.protocol.checkpoints.completeness import complete_checkpoints, complete_in_persistent_tier, first_own_step
 from surefoot.protocol.checkpoints.retention import anomalous_checkpoints
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import reasons
@@ -20,8 +20,8 @@ from surefoot_operator.api.status import Rollback
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     JobFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldTierFacts,
     last_step,
     memory_reading,
     saving_steps,
@@ -30,7 +30,7 @@ from surefoot_operator.policy.core.facts import (
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.failure_detection import Failure
-from surefoot_operator.policy.failure.loss_anomalies import LossAnomaly, unsound_loss
+from surefoot_operator.policy.failure.loss_anomalies import LossAnomaly, find_loss_anomaly
 from surefoot_operator.policy.failure.restart_budget import decide_restart, record_restart
 from surefoot_operator.policy.membership.claim import claim_generation
 from surefoot_operator.policy.membership.lifecycle import Completion, PhaseDecision, end_job
@@ -38,12 +38,12 @@ from surefoot_operator.policy.membership.lifecycle import Completion, PhaseDecis
 _ANNOTATION = re.compile(r"(\d{1,18})/(\d{1,18})(/keep-data)?")
 
 
-def heal(facts: WorldTierFacts) -> PhaseDecision | None:
+def decide_rollback(facts: MembershipTierFacts) -> PhaseDecision | None:
     """Rolls back or ends the job if a user or the loss policy requires it; None: neither does."""
     requested = _rollback_requested(facts)
     if requested is not None:
         return _claim_rollback(facts, requested)
-    anomaly = unsound_loss(facts)
+    anomaly = find_loss_anomaly(facts)
     if anomaly is None or anomaly.action == "Warn":
         return None
     rollback = _rollback_for_anomaly(facts, anomaly)
@@ -59,7 +59,7 @@ def heal(facts: WorldTierFacts) -> PhaseDecision | None:
     return _claim_rollback(facts, rollback)
 
 
-def _rollback_for_anomaly(facts: WorldTierFacts, anomaly: LossAnomaly) -> Rollback:
+def _rollback_for_anomaly(facts: MembershipTierFacts, anomaly: LossAnomaly) -> Rollback:
     """Returns the rollback to the last good checkpoint, with its place in a row of rollbacks."""
     status, last_good = facts.status, facts.status.last_good
     previous = status.rollback
@@ -86,13 +86,13 @@ def _target_without_good_checkpoint(facts: TierFacts, reached_step: int) -> int:
     policy = facts.spec.health_policy.numerics
     good_after_steps = policy.good_after_steps if policy is not None else 0
     persistent_entries = facts.persistent.entries or ()
-    anomalous = anomalous_checkpoints(chain(persistent_entries, *(h.entries for h in facts.holder_list)))
+    anomalous = anomalous_checkpoints(chain(persistent_entries, *(h.entries for h in facts.server_list)))
     oldest_step = min((c.step for c in _complete_checkpoints(facts) if c not in anomalous), default=0)
-    is_young = reached_step - first_step(facts.status.lineage) < 2 * (good_after_steps + saving_steps(facts))
+    is_young = reached_step - first_own_step(facts.status.lineage) < 2 * (good_after_steps + saving_steps(facts))
     return 0 if is_young else oldest_step
 
 
-def _rollback_requested(facts: WorldTierFacts) -> Rollback | None:
+def _rollback_requested(facts: MembershipTierFacts) -> Rollback | None:
     """Returns the rollback that a user's annotation requests, if it names this generation and a complete checkpoint."""
     match = _ANNOTATION.fullmatch(facts.job.rollback)
     if match is None or int(match[1]) != facts.membership.generation:
@@ -107,7 +107,7 @@ def _rollback_requested(facts: WorldTierFacts) -> Rollback | None:
     )
 
 
-def rejection(facts: TierFacts) -> str:
+def describe_rollback_rejection(facts: TierFacts) -> str:
     """Returns why a user's rollback request is rejected; empty: it is accepted, or there is none."""
     annotation, membership = facts.job.rollback, facts.status.membership
     if not annotation or membership is None or membership.state != "Committed":
@@ -129,15 +129,19 @@ def rejection(facts: TierFacts) -> str:
 def _complete_checkpoints(facts: TierFacts) -> list[Checkpoint]:
     """Lists the checkpoints that could be restored now from either tier, as last read."""
     generation, lineage, unreadable = facts.membership.generation, facts.status.lineage, unreadable_checkpoints(facts)
-    complete = complete_checkpoints(memory_reading(facts, generation), lineage, generation, unreadable, facts.covers)
+    complete = complete_checkpoints(
+        memory_reading(facts, generation), lineage, generation, unreadable, facts.layout_covers
+    )
     persistent = facts.persistent
     if persistent.read_generation == generation:
-        complete += complete_persistent(persistent.entries or (), lineage, generation, unreadable, facts.covers)
+        complete += complete_in_persistent_tier(
+            persistent.entries or (), lineage, generation, unreadable, facts.layout_covers
+        )
     last_uploaded = facts.status.last_uploaded
     return [*complete, last_uploaded] if last_uploaded is not None and last_uploaded not in unreadable else complete
 
 
-def _claim_rollback(facts: WorldTierFacts, rollback: Rollback) -> PhaseDecision:
+def _claim_rollback(facts: MembershipTierFacts, rollback: Rollback) -> PhaseDecision:
     """Claims the next generation for a rollback, or ends the job if the restart budget is used up."""
     reached_step = rollback.reached_step
     target = f"step {rollback.to_step}" if rollback.to_step else "the beginning"
@@ -156,7 +160,7 @@ def _claim_rollback(facts: WorldTierFacts, rollback: Rollback) -> PhaseDecision:
     return PhaseDecision(reason, status, events=(Event(reasons.ROLLED_BACK, reason, True),))
 
 
-def _stop_job(facts: WorldTierFacts, text: str, rollback: Rollback) -> PhaseDecision:
+def _stop_job(facts: MembershipTierFacts, text: str, rollback: Rollback) -> PhaseDecision:
     """Ends the job; it first uploads the newest checkpoint from before the loss anomaly."""
     last_sound_step = max(0, rollback.anomaly_step - 1)
     decision = end_job(facts, Completion("Failed", text), up_to_step=last_sound_step)

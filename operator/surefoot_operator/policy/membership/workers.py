@@ -26,20 +26,20 @@ from surefoot_operator.policy.core.availability import (
     announced_termination,
     evacuation_reason,
     has_evacuation_or_termination,
-    node_lost,
+    is_node_lost,
     nodes_to_evacuate,
     termination_reason,
 )
 from surefoot_operator.policy.core.facts import (
     JobFacts,
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     doubtful_nodes,
     earliest,
     is_responsive,
     worker_id,
 )
-from surefoot_operator.policy.failure.spare_workers import member_indices
+from surefoot_operator.policy.failure.spare_workers import indexes_to_train
 from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_since
 from surefoot_operator.reasons import WORKER_CREATED, WORKER_LOST
 
@@ -58,7 +58,7 @@ class PodGroupDecision:
     until_seconds: float | None = None
 
 
-def group_step(facts: WorldFacts) -> PodGroupDecision:
+def plan_pod_group(facts: MembershipFacts) -> PodGroupDecision:
     """Plans the one pod group that the spec requires while workers are needed, and no other.
 
     Nothing is done for a deleted job: its group is deleted with it.
@@ -76,24 +76,24 @@ def group_step(facts: WorldFacts) -> PodGroupDecision:
         if pod_group.group.gang != kept_gang and not pod_group.deleting
     }
     # The desired group is created or updated; calls that are under way or backing off are not repeated.
-    desired, existing = desired_group(facts), _find_pod_group(facts)
+    desired, existing = desired_pod_group(facts), _find_pod_group(facts)
     if desired is not None and desired.gang not in pod_groups.unavailable and not _is_up_to_date(existing, desired):
         actions_by_gang[desired.gang] = ApplyPodGroup(desired)
     calls_by_gang = {call.gang: call for call in facts.group_calls}
     waiting_gangs = {
         gang
         for gang in actions_by_gang
-        if gang in calls_by_gang and (calls_by_gang[gang].under_way or facts.now < calls_by_gang[gang].until_seconds)
+        if gang in calls_by_gang and (calls_by_gang[gang].in_progress or facts.now < calls_by_gang[gang].until_seconds)
     }
     return PodGroupDecision(
         tuple(action for gang, action in actions_by_gang.items() if gang not in waiting_gangs),
         earliest(
-            tuple(calls_by_gang[gang].until_seconds for gang in waiting_gangs if not calls_by_gang[gang].under_way)
+            tuple(calls_by_gang[gang].until_seconds for gang in waiting_gangs if not calls_by_gang[gang].in_progress)
         ),
     )
 
 
-def desired_group(facts: JobFacts) -> PodGroup | None:
+def desired_pod_group(facts: JobFacts) -> PodGroup | None:
     """Returns the pod group that should exist; None: none should.
 
     Its minimum is the smallest allowed number of workers: the job starts with it, and is shrunk to it rather than ended if another
@@ -105,7 +105,7 @@ def desired_group(facts: JobFacts) -> PodGroup | None:
     return PodGroup(policy.gang, min(allowed_sizes(facts.spec)), policy.schedule_timeout_seconds)
 
 
-def lacks_group(facts: WorldFacts) -> bool:
+def lacks_pod_group(facts: MembershipFacts) -> bool:
     """Whether workers must not be created because their pod group does not exist."""
     if facts.pod_groups is None or facts.spec.scheduling_policy is None:
         return False
@@ -113,10 +113,10 @@ def lacks_group(facts: WorldFacts) -> bool:
     return existing is None or existing.deleting
 
 
-def group_rejection(facts: WorldFacts) -> str:
+def pod_group_blocker(facts: MembershipFacts) -> str:
     """Returns why the pod group that workers wait for is missing; empty: it exists, or nothing is known to block it."""
     policy, pod_groups = facts.spec.scheduling_policy, facts.pod_groups
-    if policy is None or pod_groups is None or not lacks_group(facts):
+    if policy is None or pod_groups is None or not lacks_pod_group(facts):
         return ""
     unavailable_reason = pod_groups.unavailable.get(policy.gang)
     if unavailable_reason:
@@ -129,7 +129,7 @@ def group_rejection(facts: WorldFacts) -> str:
     )
 
 
-def _find_pod_group(facts: WorldFacts) -> ObservedPodGroup | None:
+def _find_pod_group(facts: MembershipFacts) -> ObservedPodGroup | None:
     """Returns the observed pod group of the gang scheduler that the spec names; None: there is none."""
     policy, pod_groups = facts.spec.scheduling_policy, facts.pod_groups
     if policy is None or pod_groups is None:
@@ -153,7 +153,7 @@ def _needs_workers(facts: JobFacts) -> bool:
     return not facts.spec.suspend and facts.status.phase not in ("Complete", "Failed")
 
 
-def _has_live_workers(facts: WorldFacts) -> bool:
+def _has_live_workers(facts: MembershipFacts) -> bool:
     """Whether any worker has not ended yet: its scheduler may count it until then."""
     return any(worker.phase not in _ENDED_PHASES for worker in facts.worker_list)
 
@@ -167,19 +167,19 @@ def _removal_reason(facts: JobFacts) -> str:
 
 # ---- workers ---------------------------------------------------------------------------------------------------------
 
-SILENT_SECONDS = 0.5
+SILENCE_GRACE_SECONDS = 0.5
 """Silence beyond the heartbeat timeout after which an agent without a rank is replaced, if a node may be free."""
 
-SILENT_WITHOUT_ROOM_SECONDS = 30.0
+SILENCE_GRACE_WITHOUT_ROOM_SECONDS = 30.0
 """The same if only its own node could take the replacement: the node may recover, with the agent still warm."""
 
-REPLACEMENTS = Backoff(5.0, 160.0)
+REPLACEMENT_BACKOFF = Backoff(5.0, 160.0)
 """Shortest time from the creation of a worker that failed to its replacement, so that failures do not cause a tight loop."""
 
-UNSTARTED_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 60.0
 """Time after which a worker that cannot be started is replaced although the platform retries: another node may have its image."""
 
-PLACED_SECONDS = 30.0
+RECENTLY_PLACED_SECONDS = 30.0
 """A worker placed more recently is not replaced because of its node: the scheduler has just taken the node for healthy."""
 
 _MAX_NAMED = 4
@@ -217,7 +217,7 @@ class _IndexPlan:
 _NO_CHANGE = _IndexPlan(())
 
 
-def reconcile_workers(facts: WorldNodeFacts, indexes: frozenset[int]) -> WorkerChanges:
+def reconcile_workers(facts: MembershipNodeFacts, indexes: frozenset[int]) -> WorkerChanges:
     """Plans one live worker for each of these indexes, and no other."""
     members = _committed_members(facts)
     by_index: dict[int, list[ObservedWorker]] = {index: [] for index in indexes}
@@ -235,7 +235,7 @@ def reconcile_workers(facts: WorldNodeFacts, indexes: frozenset[int]) -> WorkerC
         for i, plan in plans.items()
         if plan.needs_worker and (plan.replace_alongside or i not in member_indexes)
     }
-    if lacks_group(facts):
+    if lacks_pod_group(facts):
         vacant = {}  # no attempt is counted either: workers are created once their group exists
     pending_creates = _pending_creates(facts)
     avoided = (
@@ -253,7 +253,7 @@ def reconcile_workers(facts: WorldNodeFacts, indexes: frozenset[int]) -> WorkerC
     ]
     retries = [CreateWorker(c.index, c.attempt, avoided) for c in retried if facts.now >= c.until_seconds]
     replaced_workers = [vacant[create.index].to_delete[-1:] for create in new]
-    failed_workers = [w for goes in replaced_workers for w in goes if ended_by_itself(facts, w)]
+    failed_workers = [w for goes in replaced_workers for w in goes if has_failed_by_itself(facts, w)]
     return WorkerChanges(
         actions=(*deletes, *sorted((*new, *retries), key=lambda c: c.index)),
         next_attempt=attempt + 1 if new else facts.status.next_attempt,
@@ -261,7 +261,7 @@ def reconcile_workers(facts: WorldNodeFacts, indexes: frozenset[int]) -> WorkerC
         failed_starts_counted=facts.status.failed_starts_counted
         + any(_counts_for_backoff_limit(facts, w) for w in failed_workers),
         events=(
-            *(Event(WORKER_LOST, never_trained(w), warning=True) for w in failed_workers[:_MAX_NAMED]),
+            *(Event(WORKER_LOST, describe_failed_start(w), warning=True) for w in failed_workers[:_MAX_NAMED]),
             *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in new),
         ),
         until_seconds=earliest(
@@ -273,7 +273,7 @@ def reconcile_workers(facts: WorldNodeFacts, indexes: frozenset[int]) -> WorkerC
     )
 
 
-def start_failure(facts: WorldNodeFacts) -> str | None:
+def describe_start_failure(facts: MembershipNodeFacts) -> str | None:
     """Returns why a claimed generation is abandoned; None: it is not.
 
     Its workers repeatedly end by themselves before they become members, or the first ones can never be created. Temporary
@@ -281,21 +281,23 @@ def start_failure(facts: WorldNodeFacts) -> str | None:
     """
     # A template that the API server rejects for good fails the job before its first generation.
     if not has_trained(facts) and not any(w.phase in ("Pending", "Running") for w in facts.worker_list):
-        permanent = next((c for c in facts.creates if c.permanent), None)
+        permanent = next((c for c in facts.pending_creates if c.permanent), None)
         if permanent is not None:
             return f"worker {permanent.index} can never be created from this pod template: {permanent.rejection}"
     failed_starts, limit = facts.status.failed_starts_counted, facts.spec.run_policy.backoff_limit
     if failed_starts < limit:
         return None
-    attempts = [(w.index, w.attempt) for w in facts.worker_list] + [(c.index, c.attempt) for c in facts.creates]
+    attempts = [(w.index, w.attempt) for w in facts.worker_list] + [(c.index, c.attempt) for c in facts.pending_creates]
     newest_attempts = dict(sorted(attempts))
     failed_workers = [
-        w for w in facts.worker_list if w.attempt == newest_attempts[w.index] and w.index in member_indices(facts)
+        w for w in facts.worker_list if w.attempt == newest_attempts[w.index] and w.index in indexes_to_train(facts)
     ]
-    failed_workers = [w for w in failed_workers if ended_by_itself(facts, w) and _counts_for_backoff_limit(facts, w)]
+    failed_workers = [
+        w for w in failed_workers if has_failed_by_itself(facts, w) and _counts_for_backoff_limit(facts, w)
+    ]
     if not failed_workers:
         return None  # the last replacement may still start
-    return f"{never_trained(max(failed_workers, key=lambda w: w.attempt))}; {failed_starts} replacements used up backoffLimit ({limit})"
+    return f"{describe_failed_start(max(failed_workers, key=lambda w: w.attempt))}; {failed_starts} replacements used up backoffLimit ({limit})"
 
 
 def has_trained(facts: JobFacts) -> bool:
@@ -312,7 +314,7 @@ def _counts_for_backoff_limit(facts: JobFacts, worker: ObservedWorker) -> bool:
     return worker.phase == "Failed" and (not worker.start_blocker or not has_trained(facts))
 
 
-def ended_by_itself(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
+def has_failed_by_itself(facts: MembershipNodeFacts, worker: ObservedWorker) -> bool:
     """Whether a worker failed by itself before it was a member, so that its replacement may fail as well.
 
     False if its node or a deletion ended it.
@@ -321,7 +323,7 @@ def ended_by_itself(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
     if not has_failed and not _start_timed_out(facts, worker):
         return False
     is_explained = worker_id(worker) in facts.members or announced_termination(facts, worker)
-    return not is_explained and not node_lost(facts, worker.node)
+    return not is_explained and not is_node_lost(facts, worker.node)
 
 
 def _start_timed_out(facts: JobFacts, worker: ObservedWorker) -> bool:
@@ -333,19 +335,19 @@ def _start_timed_out(facts: JobFacts, worker: ObservedWorker) -> bool:
 def _start_deadline(worker: ObservedWorker) -> float | None:
     """Returns when a worker that the platform cannot start is replaced (Unix time); None: it has no known blocker."""
     is_blocked = worker.phase == "Pending" and bool(worker.start_blocker)
-    return worker.created_seconds + UNSTARTED_SECONDS if is_blocked else None
+    return worker.created_seconds + START_TIMEOUT_SECONDS if is_blocked else None
 
 
-def could_not_start(worker: ObservedWorker) -> str:
+def describe_start_blocker(worker: ObservedWorker) -> str:
     """Describes a worker that could not be started."""
     lines = worker.start_blocker.strip().splitlines()
     return f"worker {worker.index} could not be started: {' '.join(lines)[:_MAX_DETAIL_CHARACTERS]}"
 
 
-def never_trained(worker: ObservedWorker) -> str:
+def describe_failed_start(worker: ObservedWorker) -> str:
     """Describes a worker that failed before it was a member."""
     if worker.start_blocker:
-        return could_not_start(worker)
+        return describe_start_blocker(worker)
     last_lines = worker.message.strip().splitlines()[-1:]  # a traceback names its cause in the last line of the log
     detail = f": {last_lines[0][:_MAX_DETAIL_CHARACTERS]}" if last_lines else ""
     return f"worker {worker.index} {worker.exit_description} before it could train{detail}"
@@ -353,7 +355,7 @@ def never_trained(worker: ObservedWorker) -> str:
 
 def _retry_time_after_failure(facts: JobFacts, workers: Iterable[ObservedWorker]) -> float:
     """Returns until when an index whose workers failed gets no new worker (Unix time; 0: it may)."""
-    backoff_seconds = REPLACEMENTS.seconds(facts.status.failed_starts + 1)
+    backoff_seconds = REPLACEMENT_BACKOFF.wait_seconds(facts.status.failed_starts + 1)
     retry_times = [
         (_start_deadline(w) or w.created_seconds) + backoff_seconds
         for w in workers
@@ -362,23 +364,23 @@ def _retry_time_after_failure(facts: JobFacts, workers: Iterable[ObservedWorker]
     return max(retry_times, default=0.0)
 
 
-def _committed_members(facts: WorldFacts) -> Collection[WorkerId]:
+def _committed_members(facts: MembershipFacts) -> Collection[WorkerId]:
     """Returns the members of a committed generation; empty if the generation is only claimed."""
     membership = facts.status.membership
     return facts.members if membership is not None and membership.state == "Committed" else ()
 
 
-def _next_attempt(facts: WorldFacts) -> int:
+def _next_attempt(facts: MembershipFacts) -> int:
     """Returns an attempt number beyond any counted in the status or observed."""
     attempts = [w.attempt for w in facts.worker_list] + [s.attempt for s in facts.sessions.values()]
-    attempts += [c.attempt for c in facts.creates]
+    attempts += [c.attempt for c in facts.pending_creates]
     return max(facts.status.next_attempt, max(attempts, default=0) + 1)
 
 
-def _pending_creates(facts: WorldFacts) -> dict[int, PendingCreate]:
+def _pending_creates(facts: MembershipFacts) -> dict[int, PendingCreate]:
     """Returns, by index, the newest create that has led to no worker yet."""
     newest_attempts = {w.index: w.attempt for w in sorted(facts.worker_list, key=lambda w: w.attempt)}
-    creates = sorted(facts.creates, key=lambda c: c.attempt)
+    creates = sorted(facts.pending_creates, key=lambda c: c.attempt)
     return {c.index: c for c in creates if c.attempt > newest_attempts.get(c.index, 0)}
 
 
@@ -391,7 +393,7 @@ def _member_of(workers: list[ObservedWorker], members: Collection[WorkerId]) -> 
 
 
 def _plan_index(
-    facts: WorldNodeFacts,
+    facts: MembershipNodeFacts,
     workers: list[ObservedWorker],
     members: Collection[WorkerId],
     is_blind: bool,
@@ -414,7 +416,7 @@ def _plan_index(
         has_ended = worker.phase in ("Succeeded", "Failed") or _start_timed_out(facts, worker)
         if has_ended or termination_reason(facts, worker):
             continue
-        if node_lost(facts, worker.node):
+        if is_node_lost(facts, worker.node):
             placed_until = _placed_until(facts, worker)
             if placed_until is None:
                 continue
@@ -429,7 +431,7 @@ def _plan_index(
     return _IndexPlan(tuple(workers), needs_worker=True)
 
 
-def _worker_on_unhealthy_node(facts: WorldNodeFacts, workers: list[ObservedWorker]) -> ObservedWorker | None:
+def _worker_on_unhealthy_node(facts: MembershipNodeFacts, workers: list[ObservedWorker]) -> ObservedWorker | None:
     """Returns the newest live worker without a rank whose node was found unhealthy after the worker's creation.
 
     A worker created later got this node because no other was free.
@@ -439,26 +441,26 @@ def _worker_on_unhealthy_node(facts: WorldNodeFacts, workers: list[ObservedWorke
     for worker in reversed(workers):
         unhealthy_seconds = unhealthy_since(facts, worker.node) if worker.node is not None else None
         is_live = (
-            worker.phase == "Running" and not termination_reason(facts, worker) and not node_lost(facts, worker.node)
+            worker.phase == "Running" and not termination_reason(facts, worker) and not is_node_lost(facts, worker.node)
         )
         if unhealthy_seconds is not None and is_live and worker.created_seconds <= unhealthy_seconds:
             return worker
     return None
 
 
-def _must_move(facts: WorldNodeFacts, member: ObservedWorker) -> bool:
+def _must_move(facts: MembershipNodeFacts, member: ObservedWorker) -> bool:
     """Whether the member is to move to another worker: its node is to be evacuated, or it is terminating."""
     return bool(evacuation_reason(facts, member.node) or termination_reason(facts, member))
 
 
-def _replace_alongside(facts: WorldNodeFacts, workers: list[ObservedWorker], member: ObservedWorker) -> _IndexPlan:
+def _replace_alongside(facts: MembershipNodeFacts, workers: list[ObservedWorker], member: ObservedWorker) -> _IndexPlan:
     """Plans a replacement that starts while the present worker, which has to go, trains on."""
     ended_phases = ("Succeeded", "Failed")
     newer = [w for w in workers if w.attempt > member.attempt and not termination_reason(facts, w)]
     live_workers = [
         w
         for w in newer
-        if w.phase not in ended_phases and not _start_timed_out(facts, w) and not node_lost(facts, w.node)
+        if w.phase not in ended_phases and not _start_timed_out(facts, w) and not is_node_lost(facts, w.node)
     ]
     kept_workers = (member, *live_workers[-1:])
     to_delete = tuple(w for w in workers if w not in kept_workers)
@@ -470,7 +472,7 @@ def _replace_alongside(facts: WorldNodeFacts, workers: list[ObservedWorker], mem
     return _IndexPlan(to_delete, needs_worker=True, replace_alongside=True)
 
 
-def _blocks_node(facts: WorldFacts, member: ObservedWorker, newer: ObservedWorker) -> bool:
+def _blocks_node(facts: MembershipFacts, member: ObservedWorker, newer: ObservedWorker) -> bool:
     """Whether a terminating worker must be deleted now, because another one of a claim needs its node.
 
     `newer`, its replacement, is warm. Nothing trains in such a claim, and it cannot be committed: both workers would wait for
@@ -489,7 +491,7 @@ def _blocks_node(facts: WorldFacts, member: ObservedWorker, newer: ObservedWorke
     return has_unscheduled and not is_writing and session.warm and session.stopped >= generation
 
 
-def _placed_until(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None:
+def _placed_until(facts: MembershipNodeFacts, worker: ObservedWorker) -> float | None:
     """Returns until when a node that seems lost is taken for healthy, because this worker was just placed there.
 
     Otherwise workers would be created and deleted on it each second, for as long as two observers disagree.
@@ -497,10 +499,10 @@ def _placed_until(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None
     if facts.free_nodes is not None or worker_id(worker) in facts.sessions:
         return None
     age_seconds = facts.now - worker.created_seconds
-    return worker.created_seconds + PLACED_SECONDS if 0.0 <= age_seconds < PLACED_SECONDS else None
+    return worker.created_seconds + RECENTLY_PLACED_SECONDS if 0.0 <= age_seconds < RECENTLY_PLACED_SECONDS else None
 
 
-def _silence_deadline(facts: WorldNodeFacts, worker: ObservedWorker) -> float | None:
+def _silence_deadline(facts: MembershipNodeFacts, worker: ObservedWorker) -> float | None:
     """Returns when a running worker counts as dead by silence; None: its agent is responsive."""
     session = facts.sessions.get(worker_id(worker))
     if worker.phase == "Pending":
@@ -512,28 +514,28 @@ def _silence_deadline(facts: WorldNodeFacts, worker: ObservedWorker) -> float | 
         return None
     has_room = facts.free_nodes is None or facts.free_nodes > 0
     if not has_room:
-        return session.last_message_seconds + SILENT_WITHOUT_ROOM_SECONDS
-    return session.last_message_seconds + facts.spec.health_policy.heartbeat_timeout_seconds + SILENT_SECONDS
+        return session.last_message_seconds + SILENCE_GRACE_WITHOUT_ROOM_SECONDS
+    return session.last_message_seconds + facts.spec.health_policy.heartbeat_timeout_seconds + SILENCE_GRACE_SECONDS
 
 
-def _observer_is_blind(facts: WorldNodeFacts) -> bool:
+def _observer_is_blind(facts: MembershipNodeFacts) -> bool:
     """Whether most running workers are silent at once, which points to the operator's own network."""
     if not facts.silent_agents:
         return False
-    running = [w for w in facts.worker_list if w.phase == "Running" and not node_lost(facts, w.node)]
+    running = [w for w in facts.worker_list if w.phase == "Running" and not is_node_lost(facts, w.node)]
     sessions = [facts.sessions.get(worker_id(w)) for w in running]
     silent_count = sum(session is not None and not is_responsive(facts, session) for session in sessions)
     return len(running) > 1 and 2 * silent_count > len(running)
 
 
-def _build_delete(facts: WorldNodeFacts, worker: ObservedWorker) -> list[DeleteWorker]:
+def _build_delete(facts: MembershipNodeFacts, worker: ObservedWorker) -> list[DeleteWorker]:
     """Deletes a worker once, gracefully, or by force once its node is lost."""
-    force = node_lost(facts, worker.node)
+    force = is_node_lost(facts, worker.node)
     if worker.deleting and not force:
         return []
     if force:
         reason = f"node {worker.node} is lost"
-    elif worker.start_blocker and ended_by_itself(facts, worker):
+    elif worker.start_blocker and has_failed_by_itself(facts, worker):
         reason = "it could not be started"
     elif worker.phase in ("Succeeded", "Failed"):
         reason = f"it {worker.exit_description}"
@@ -547,7 +549,7 @@ def _nodes_to_avoid_for(avoided: tuple[str, ...], plan: _IndexPlan) -> tuple[str
     return tuple(sorted({*avoided, *(w.node for w in plan.to_delete[-1:] if w.start_blocker and w.node is not None)}))
 
 
-def _nodes_to_avoid(facts: WorldNodeFacts) -> tuple[str, ...]:
+def _nodes_to_avoid(facts: MembershipNodeFacts) -> tuple[str, ...]:
     """Returns the nodes to evacuate and the lost ones."""
-    lost = [name for name in doubtful_nodes(facts.node_list) if node_lost(facts, name)]
+    lost = [name for name in doubtful_nodes(facts.node_list) if is_node_lost(facts, name)]
     return tuple(sorted({*nodes_to_evacuate(facts), *lost}))

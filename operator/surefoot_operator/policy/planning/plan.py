@@ -21,41 +21,41 @@ from surefoot_operator.policy.core.actions import Event, Plan
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
+    MembershipTierFacts,
     TierFacts,
-    WorldFacts,
-    WorldNodeFacts,
-    WorldTierFacts,
+    build_facts,
     earliest,
-    gather,
     has_stepped,
     is_responsive,
     last_step,
 )
 from surefoot_operator.policy.failure import incidents, stragglers, unhealthy_nodes
-from surefoot_operator.policy.failure.failure_detection import Failure, detect_failures, observed_death
-from surefoot_operator.policy.failure.restart_budget import decide_restart, pause_until, record_restart
-from surefoot_operator.policy.failure.spare_workers import required_indices
-from surefoot_operator.policy.failure.unhealthy_nodes import shared_findings
+from surefoot_operator.policy.failure.failure_detection import Failure, detect_failures, find_dead_member
+from surefoot_operator.policy.failure.restart_budget import decide_restart, record_restart, restart_delay_end
+from surefoot_operator.policy.failure.spare_workers import required_indexes
+from surefoot_operator.policy.failure.unhealthy_nodes import describe_shared_findings
 from surefoot_operator.policy.membership import final_checkpoint, lifecycle, planned_change
 from surefoot_operator.policy.membership.claim import (
     claim_generation,
     commit_generation,
-    due_seconds,
-    is_taken,
+    is_generation_taken,
     newest_known_generation,
+    release_deadline,
     select_members,
-    tie_of,
+    size_constraint_of,
     update_scheduling,
 )
 from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS, upload_before_failing, uploading_agents
 from surefoot_operator.policy.membership.lifecycle import (
     NO_WORKERS,
     PhaseDecision,
+    active_deadline_reason,
     cleanup_after_end,
     end_job,
     fail_job,
     finalizer_actions,
-    overdue_reason,
     with_workers,
 )
 from surefoot_operator.policy.membership.node_exclusion import decide_straggler_actions, exclude_nodes
@@ -69,16 +69,20 @@ from surefoot_operator.policy.membership.restore_decisions import (
     add_unreadable,
     unreadable_by_upload,
 )
-from surefoot_operator.policy.membership.restore_point import choose_restore_point, describe, has_nothing_newer
-from surefoot_operator.policy.membership.rollback import heal
-from surefoot_operator.policy.membership.workers import group_step, start_failure
+from surefoot_operator.policy.membership.restore_point import choose_restore_point, describe_restore, has_nothing_newer
+from surefoot_operator.policy.membership.rollback import decide_rollback
+from surefoot_operator.policy.membership.workers import describe_start_failure, plan_pod_group
 from surefoot_operator.policy.report.blockers import (
     describe_unconnected,
     find_blocker,
     unconnected_deadline,
     unconnected_members,
 )
-from surefoot_operator.policy.report.status_conditions import reported_loss_message, status_change_events, summarize
+from surefoot_operator.policy.report.status_conditions import (
+    reported_loss_message,
+    status_change_events,
+    summarize_status,
+)
 
 # ---- plan of a claimed generation ------------------------------------------------------------------------------------
 # Chooses the restore point and the members of a claimed generation and commits it. Called below while the membership is
@@ -105,13 +109,15 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
         return _without_last_uploaded(facts, choice)
 
     # record the phases of the incident that are over
-    trainers_stopped = not isinstance(choice, RestorePending) or choice.stopped
+    trainers_stopped = not isinstance(choice, RestorePending) or choice.are_trainers_stopped
     status = _with_explained_incident(facts)
     recorded = incidents.record_phases(facts, status.incidents, trainers_stopped, isinstance(choice, RestoreChosen))
     status = replace(status, incidents=recorded)
 
     # a deadline or a worker that cannot start ends the job, but its newest checkpoint is uploaded first
-    cause = overdue_reason(facts) or (start_failure(facts) if isinstance(choice, RestorePending) else None)
+    cause = active_deadline_reason(facts) or (
+        describe_start_failure(facts) if isinstance(choice, RestorePending) else None
+    )
     if status.ending is None and cause:
         status = replace(status, ending=Ending(cause, facts.now))
     updated_facts = facts.with_status(status)
@@ -122,20 +128,20 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
 
     # wait until the tiers are read; a suspended job keeps its workers only as long as their agents must answer
     reason = choice.reason if facts.spec.suspend else _with_blocker(facts, choice.reason)
-    lost = choice.lost or reported_loss_message(facts)
-    base = PhaseDecision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
+    lost = choice.loss_message or reported_loss_message(facts)
+    base = PhaseDecision(reason, status, choice.actions, wake_times=(choice.until_seconds,), loss_message=lost)
     if facts.spec.suspend:
         has_responsive_agent = any(is_responsive(facts, s) for s in facts.sessions.values())
         return base if has_responsive_agent and not lost else with_workers(facts, base, NO_WORKERS)
     return _wait_for_workers(facts, base, None)
 
 
-def _end_claimed(facts: WorldTierFacts, ending: Ending, choice: RestoreChosen | RestorePending) -> PhaseDecision:
+def _end_claimed(facts: MembershipTierFacts, ending: Ending, choice: RestoreChosen | RestorePending) -> PhaseDecision:
     """Ends the job after its tiers are read and its newest checkpoint is uploaded, within a time limit."""
     deadline = ending.since_seconds + RESCUE_SECONDS
     if isinstance(choice, RestorePending) and uploading_agents(facts) and facts.now < deadline:
         wakes = (deadline, choice.until_seconds)
-        return PhaseDecision(f"{ending.reason}; {choice.reason}", facts.status, choice.actions, wakes=wakes)
+        return PhaseDecision(f"{ending.reason}; {choice.reason}", facts.status, choice.actions, wake_times=wakes)
     return fail_job(facts, ending.reason, ending.since_seconds)
 
 
@@ -145,24 +151,24 @@ def _advance_rollback(facts: JobFacts, choice: RollbackTargetLost) -> PhaseDecis
     assert rollback is not None
     status = replace(facts.status, rollback=replace(rollback, to_step=choice.to_step, target_known_good=False))
     event = Event(reasons.ROLLED_BACK, choice.reason, True)
-    return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
+    return PhaseDecision(choice.reason, status, events=(event,), wake_times=(facts.now,))
 
 
 def _without_last_uploaded(facts: JobFacts, choice: LastUploadedLost) -> PhaseDecision:
     """Stores that the last uploaded checkpoint is unreadable; the next plan restores an older one."""
     status = replace(facts.status, unreadable_checkpoints=add_unreadable(facts.status, choice.last_uploaded))
     event = Event(reasons.CHECKPOINT_UNREADABLE, choice.reason, True)
-    return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
+    return PhaseDecision(choice.reason, status, events=(event,), wake_times=(facts.now,))
 
 
-def _with_explained_incident(facts: WorldNodeFacts) -> JobStatus:
+def _with_explained_incident(facts: MembershipNodeFacts) -> JobStatus:
     """Attributes the open incident to a node, worker or agent that was found dead after it was recorded.
 
     A node that lost power is only silent at first; its peers report broken connections. Once its death is known, that is
     the cause, and the restart no longer counts against the program.
     """
     incident = incidents.open_incident(facts.status.incidents)
-    death = observed_death(facts) if incident is not None and incident.unexplained else None
+    death = find_dead_member(facts) if incident is not None and incident.unexplained else None
     if incident is None or death is None:
         return facts.status
     reason = f"{death.reason}: {incident.reason}"
@@ -184,7 +190,7 @@ def _commit_or_wait(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
         pending_upload = upload_before_failing(facts, facts.membership.changed_seconds)
         if pending_upload is not None:
             reason = f"the job is suspended; {pending_upload.reason}"
-            return PhaseDecision(reason, facts.status, wakes=(pending_upload.until_seconds,), uploads=True)
+            return PhaseDecision(reason, facts.status, wake_times=(pending_upload.until_seconds,), uploads=True)
         status = commit_generation(facts, choice, ())
         reason = lifecycle.suspended_message(facts, choice.parent)
         return PhaseDecision(
@@ -192,43 +198,41 @@ def _commit_or_wait(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
         )
 
     # restarts without progress are spaced further and further apart
-    pause_end_seconds = pause_until(facts)
+    pause_end_seconds = restart_delay_end(facts)
     if pause_end_seconds is not None:
         restarts = facts.status.no_progress_restarts
         reason = f"{facts.membership.reason}; restart {restarts} in a row without a new step: pausing before the next"
-        base = PhaseDecision(reason, facts.status, wakes=(pause_end_seconds,))
-        return with_workers(facts, base, required_indices(facts))
+        base = PhaseDecision(reason, facts.status, wake_times=(pause_end_seconds,))
+        return with_workers(facts, base, required_indexes(facts))
 
     # too few workers: wait, and upload the checkpoint if that takes long
-    constraint = tie_of(facts, choice.parent)
+    constraint = size_constraint_of(facts, choice.parent)
     selection = select_members(facts, constraint)
-    start_problem = start_failure(facts) if not selection.members else None
+    start_problem = describe_start_failure(facts) if not selection.members else None
     if start_problem is not None:
         return fail_job(facts, start_problem)
     if not selection.members:
-        reason = _with_blocker(facts, selection.waiting or "waiting for workers")
+        reason = _with_blocker(facts, selection.waiting_reason or "waiting for workers")
         incident = incidents.open_incident(facts.status.incidents)
         if incident is not None and incident.kind == "planned" and choice.parent is not None:
             step = choice.parent.step
             reason = f"{facts.membership.reason}; training continues from step {step} once enough workers run: {reason}"
         upload_seconds = facts.membership.changed_seconds + UPLOAD_AFTER_SECONDS
         wakes = (selection.until_seconds, upload_seconds if facts.now < upload_seconds else None)
-        base = PhaseDecision(reason, facts.status, wakes=wakes, uploads=facts.now >= upload_seconds)
+        base = PhaseDecision(reason, facts.status, wake_times=wakes, uploads=facts.now >= upload_seconds)
         return _wait_for_workers(facts, base, None if constraint is None else constraint.workers(facts.spec))
 
     status = commit_generation(facts, choice, selection.members)
     membership = status.membership or facts.membership
-    reason = (
-        f"{describe(membership, choice.parent)} with {membership.world_size} ranks on {len(membership.members)} workers"
-    )
-    reason = f"{reason}; {selection.sums}" if selection.sums else reason
-    common_fault = shared_findings(facts)
+    reason = f"{describe_restore(membership, choice.parent)} with {membership.world_size} ranks on {len(membership.members)} workers"
+    reason = f"{reason}; {selection.cost_estimate}" if selection.cost_estimate else reason
+    common_fault = describe_shared_findings(facts)
     fault_events = (Event(reasons.COMMON_NODE_FAULT, common_fault, True),) if common_fault else ()
     events = (Event(reasons.GENERATION_COMMITTED, reason), *_loss_events(facts, choice), *fault_events)
     return PhaseDecision(reason, status, events=events)
 
 
-def _wait_for_workers(facts: WorldNodeFacts, base: PhaseDecision, fixed_count: int | None) -> PhaseDecision:
+def _wait_for_workers(facts: MembershipNodeFacts, base: PhaseDecision, fixed_count: int | None) -> PhaseDecision:
     """Asks for workers, unless too few of them occupied nodes for too long: then all give their nodes back.
 
     Args:
@@ -240,12 +244,12 @@ def _wait_for_workers(facts: WorldNodeFacts, base: PhaseDecision, fixed_count: i
         reason=scheduling.reason or base.reason,
         status=replace(base.status, scheduling=scheduling.scheduling),
         events=(*base.events, *scheduling.events),
-        wakes=(*base.wakes, due_seconds(facts, scheduling.scheduling)),
+        wake_times=(*base.wake_times, release_deadline(facts, scheduling.scheduling)),
     )
-    return with_workers(facts, base, NO_WORKERS if scheduling.reason else required_indices(facts))
+    return with_workers(facts, base, NO_WORKERS if scheduling.reason else required_indexes(facts))
 
 
-def _with_blocker(facts: WorldNodeFacts, reason: str) -> str:
+def _with_blocker(facts: MembershipNodeFacts, reason: str) -> str:
     """Appends what keeps workers from running to the reason of a wait."""
     blocker = find_blocker(facts)
     return reason if blocker is None else f"{reason}; {blocker.text}"
@@ -254,7 +258,7 @@ def _with_blocker(facts: WorldNodeFacts, reason: str) -> str:
 def _loss_events(facts: TierFacts, choice: RestoreChosen) -> tuple[Event, ...]:
     """Returns warnings about steps that may be lost, because the operator stopped waiting for a copy."""
     restart_point = _restart_point(choice.parent)
-    parent = None if choice.parent is None or choice.parent.imported else choice.parent
+    parent = None if choice.parent is None or choice.parent.is_imported else choice.parent
     events = [
         Event(
             reasons.MEMORY_SERVER_LOST,
@@ -264,10 +268,10 @@ def _loss_events(facts: TierFacts, choice: RestoreChosen) -> tuple[Event, ...]:
         for lost in choice.lost_servers
         if not has_nothing_newer(facts, facts.servers.get(lost.instance), parent)
     ]
-    if choice.unlisted:
+    if choice.is_unlisted:
         text = f"the persistent tier did not answer; steps after {restart_point} that were only there are lost"
         events.append(Event(reasons.MEMORY_SERVER_LOST, text, True))
-    if (choice.parent is None or choice.parent.imported) and facts.status.had_checkpoint:
+    if (choice.parent is None or choice.parent.is_imported) and facts.status.had_checkpoint:
         text = f"every checkpoint of this job is lost; training begins again at {choice.parent or 'step 0'}"
         events.append(Event(reasons.CHECKPOINT_LOST, text, True))
     return tuple(events)
@@ -291,13 +295,13 @@ def plan(snapshot: JobSnapshot) -> Plan:
     Every plan runs the same stages: it records new findings (unreadable checkpoints, unhealthy nodes, stragglers),
     decides on the membership, and derives the conditions and events of the new status.
     """
-    facts, unreadable_events = _add_unreadable(gather(snapshot))
+    facts, unreadable_events = _add_unreadable(build_facts(snapshot))
     facts, unhealthy_events, unhealthy_wake = _add_unhealthy(facts)
     facts = _with_stragglers(facts)
     decision = _decide_on_membership(facts)
 
     status = replace(decision.status, incidents=incidents.record_replacement(facts, decision.status.incidents))
-    status = summarize(facts, status, decision.reason, decision.lost)
+    status = summarize_status(facts, status, decision.reason, decision.loss_message)
     events = (
         *unreadable_events,
         *unhealthy_events,
@@ -306,14 +310,14 @@ def plan(snapshot: JobSnapshot) -> Plan:
     )
 
     # plan again at the earliest time at which anything may change by itself; at once after a claim or commit
-    group = group_step(facts)
+    group = plan_pod_group(facts)
     wakes = (
         unhealthy_wake,
         group.until_seconds,
         _remaining_deadline(facts, status),
         _unconnected_wake(facts),
     )
-    wake = earliest((*decision.wakes, *wakes))
+    wake = earliest((*decision.wake_times, *wakes))
     if status.membership != snapshot.status.membership:
         wake_after_seconds: float | None = 0.0
     else:
@@ -331,7 +335,7 @@ def _add_unreadable(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
         status = replace(status, unreadable_checkpoints=add_unreadable(status, checkpoint))
         text = f"every copy of some part of {checkpoint} is damaged, as its upload found; an older or newer one is used"
         events.append(Event(reasons.CHECKPOINT_UNREADABLE, text, True))
-    return (gather(replace(facts.snapshot, status=status)), tuple(events)) if events else (facts, ())
+    return (build_facts(replace(facts.snapshot, status=status)), tuple(events)) if events else (facts, ())
 
 
 def _add_unhealthy(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | None]:
@@ -342,15 +346,15 @@ def _add_unhealthy(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | None
     unhealthy, events, wake = unhealthy_nodes.update_unhealthy_nodes(facts)
     if unhealthy == status.unhealthy_nodes:
         return facts, events, wake
-    return gather(replace(facts.snapshot, status=replace(status, unhealthy_nodes=unhealthy))), events, wake
+    return build_facts(replace(facts.snapshot, status=replace(status, unhealthy_nodes=unhealthy))), events, wake
 
 
 def _with_stragglers(facts: Facts) -> Facts:
     """Adds the ranks that are slow now, so that this plan already acts on them."""
     if facts.status.phase in ("Complete", "Failed"):
         return facts
-    status = decide_straggler_actions(facts, replace(facts.status, stragglers=stragglers.current_stragglers(facts)))
-    return facts if status == facts.status else gather(replace(facts.snapshot, status=status))
+    status = decide_straggler_actions(facts, replace(facts.status, stragglers=stragglers.update_stragglers(facts)))
+    return facts if status == facts.status else build_facts(replace(facts.snapshot, status=status))
 
 
 def _decide_on_membership(facts: Facts) -> PhaseDecision:
@@ -358,9 +362,9 @@ def _decide_on_membership(facts: Facts) -> PhaseDecision:
     status = facts.status
     if facts.job.deleted or status.phase in ("Complete", "Failed"):
         cleanup = cleanup_after_end(facts)
-        status = replace(status, memory_cleared=status.memory_cleared or cleanup.done)
+        status = replace(status, memory_cleared=status.memory_cleared or cleanup.is_done)
         return PhaseDecision(cleanup.reason, status, cleanup.actions, cleanup.events, (cleanup.until_seconds,))
-    failure_reason = status.ending.reason if status.ending is not None else lifecycle.overdue_reason(facts)
+    failure_reason = status.ending.reason if status.ending is not None else lifecycle.active_deadline_reason(facts)
     if failure_reason and (status.membership is None or status.membership.state == "Committed"):
         return fail_job(facts, failure_reason)
     if status.membership is None:
@@ -369,7 +373,7 @@ def _decide_on_membership(facts: Facts) -> PhaseDecision:
         return PhaseDecision("the job starts", claim_generation(facts, "the job starts"))
     # stores are fenced by the newest generation that any of them knows: an older one could not write to them
     newest = newest_known_generation(facts)
-    if newest > status.membership.generation or is_taken(facts):
+    if newest > status.membership.generation or is_generation_taken(facts):
         reason = (
             f"generation {newest} is known to memory servers, agents or the persistent tier, but not to the status:"
             " claiming a newer one"
@@ -383,19 +387,19 @@ def _decide_on_membership(facts: Facts) -> PhaseDecision:
 
 def _plan_committed(facts: Facts) -> PhaseDecision:
     """Plans for a committed generation: a rollback, the end, a failure, a planned change, or workers."""
-    rollback = heal(facts)
+    rollback = decide_rollback(facts)
     if rollback is not None:
         return rollback
     completion = lifecycle.completion_of(facts)
     if completion is not None:
         return _complete_job(facts, completion)
     detection = detect_failures(facts)
-    if detection.losses:
-        return _handle_failure(facts, detection.losses[0])
-    if detection.frozen is not None:
-        return PhaseDecision(detection.frozen, facts.status, wakes=detection.recheck_seconds)
+    if detection.failures:
+        return _handle_failure(facts, detection.failures[0])
+    if detection.partition_reason is not None:
+        return PhaseDecision(detection.partition_reason, facts.status, wake_times=detection.recheck_seconds)
     change = planned_change.next_change_step(facts)
-    if change is not None and change.claim:
+    if change is not None and change.must_claim:
         return _claim_for_change(facts, change.reason)
     base = PhaseDecision(
         change.reason if change is not None else _describe_training(facts),
@@ -404,23 +408,23 @@ def _plan_committed(facts: Facts) -> PhaseDecision:
         _restored_events(facts),
         (*detection.recheck_seconds, change.until_seconds if change is not None else None),
     )
-    return with_workers(facts, base, NO_WORKERS if facts.spec.suspend else required_indices(facts))
+    return with_workers(facts, base, NO_WORKERS if facts.spec.suspend else required_indexes(facts))
 
 
 def _complete_job(facts: Facts, completion: lifecycle.Completion) -> PhaseDecision:
     """Ends a job whose trainers have all finished, once its last checkpoint is in its tiers."""
-    missing = final_checkpoint.missing_from_final(facts) if completion.phase == "Complete" else None
+    missing = final_checkpoint.check_final_checkpoint(facts) if completion.phase == "Complete" else None
     if isinstance(missing, final_checkpoint.FinalCheckpointPending):
-        return PhaseDecision(missing.reason, facts.status, missing.actions, wakes=(missing.until_seconds,))
+        return PhaseDecision(missing.reason, facts.status, missing.actions, wake_times=(missing.until_seconds,))
     if isinstance(missing, Failure):
         return _handle_failure(facts, missing)
     last_saved, read_again_seconds = lifecycle.last_saved_checkpoint(facts)
     if read_again_seconds is not None:
         reason = "every trainer finished; reading the memory servers again for the last checkpoint"
-        return PhaseDecision(reason, facts.status, wakes=(read_again_seconds,))
+        return PhaseDecision(reason, facts.status, wake_times=(read_again_seconds,))
     if missing is not None:
-        completion = lifecycle.Completion("Failed" if missing.fails else "Complete", missing.reason)
-    ending = end_job(facts, completion, final_checkpoint.since(facts))
+        completion = lifecycle.Completion("Failed" if missing.fails_job else "Complete", missing.reason)
+    ending = end_job(facts, completion, final_checkpoint.last_step_time(facts))
     if ending.status.completion_seconds is None:
         return ending
     unsaved_events = (Event(reasons.FINAL_STEP_NOT_SAVED, missing.reason, warning=True),) if missing is not None else ()
@@ -448,7 +452,7 @@ def _handle_failure(facts: Facts, failure: Failure) -> PhaseDecision:
         and facts.now < restart.corroboration_seconds
     ):
         reason = f"{failure.reason}; waiting for a lost node or worker that explains it"
-        return PhaseDecision(reason, status, wakes=(restart.corroboration_seconds,))
+        return PhaseDecision(reason, status, wake_times=(restart.corroboration_seconds,))
     if restart.rejection is not None:
         ending = fail_job(facts, restart.rejection, failure.first_sign_seconds)
         if ending.status.phase != "Failed":
@@ -466,7 +470,7 @@ def _handle_failure(facts: Facts, failure: Failure) -> PhaseDecision:
     return PhaseDecision(failure.reason, status, events=events)
 
 
-def _claim_for_change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
+def _claim_for_change(facts: MembershipTierFacts, reason: str) -> PhaseDecision:
     """Claims the next generation for a planned change, when every rank waits at the barrier."""
     status = claim_generation(facts, reason)
     if facts.membership.members and not facts.spec.suspend:
@@ -475,7 +479,7 @@ def _claim_for_change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
     return PhaseDecision(reason, status)
 
 
-def _describe_training(facts: WorldTierFacts) -> str:
+def _describe_training(facts: MembershipTierFacts) -> str:
     """Returns the message of a job that neither fails nor changes."""
     membership = facts.membership
     if not membership.members:
@@ -485,14 +489,14 @@ def _describe_training(facts: WorldTierFacts) -> str:
     if not has_stepped(facts, membership.generation):
         if unconnected_members(facts):
             return describe_unconnected(facts)
-        return f"{describe(membership, membership.parent)}, waiting for its first step"
+        return f"{describe_restore(membership, membership.parent)}, waiting for its first step"
     return (
         f"generation {membership.generation} runs with {membership.world_size} ranks on"
         f" {len(membership.members)} workers"
     )
 
 
-def _restored_events(facts: WorldFacts) -> tuple[Event, ...]:
+def _restored_events(facts: MembershipFacts) -> tuple[Event, ...]:
     """Reports the incident that the first step of this generation closes."""
     closed = incidents.close_incident(facts)[-1:] if facts.status.incidents else ()
     if not closed or closed[0] == facts.status.incidents[-1]:
@@ -508,7 +512,7 @@ def _restored_events(facts: WorldFacts) -> tuple[Event, ...]:
     return (Event(reasons.RESTORED, text),)
 
 
-def _unconnected_wake(facts: WorldFacts) -> float | None:
+def _unconnected_wake(facts: MembershipFacts) -> float | None:
     """Returns when unconnected members are to be reported; None if they already are."""
     deadline = unconnected_deadline(facts)
     return deadline if deadline is not None and facts.now < deadline else None

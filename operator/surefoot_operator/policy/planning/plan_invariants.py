@@ -8,17 +8,17 @@ reason.
 
 from __future__ import annotations
 
-from surefoot.protocol.checkpoints.completeness import complete_checkpoints, on_lineage
+from surefoot.protocol.checkpoints.completeness import complete_checkpoints, is_on_lineage
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.errors import InvariantViolation
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import CreateWorker, Plan
-from surefoot_operator.policy.core.facts import gather, reading_at
-from surefoot_operator.policy.failure.spare_workers import is_allowed
+from surefoot_operator.policy.core.facts import build_facts, tier_reading
+from surefoot_operator.policy.failure.spare_workers import is_allowed_size
 from surefoot_operator.policy.membership.restore_decisions import may_be_forgotten, restore_limit
-from surefoot_operator.policy.membership.restore_point import origin_of, source_checkpoints
-from surefoot_operator.policy.membership.workers import lacks_group
+from surefoot_operator.policy.membership.restore_point import initial_checkpoint_of, source_checkpoints
+from surefoot_operator.policy.membership.workers import lacks_pod_group
 
 
 def check_plan(plan: Plan, snapshot: JobSnapshot) -> None:
@@ -32,7 +32,7 @@ def check_plan(plan: Plan, snapshot: JobSnapshot) -> None:
         _check_commit(new.membership, new, snapshot)
     _check_last_uploaded(old, new, snapshot)
     creates = [action for action in plan.actions if isinstance(action, CreateWorker)]
-    if creates and lacks_group(gather(snapshot)):
+    if creates and lacks_pod_group(build_facts(snapshot)):
         _violated(
             f"{creates[0]} comes before its pod group; without the group, the scheduler would block the pod or place it alone"
         )
@@ -82,12 +82,12 @@ def _check_membership(old: Membership | None, new: Membership | None, snapshot: 
 
 def _check_commit(membership: Membership, new: JobStatus, snapshot: JobSnapshot) -> None:
     """Checks members and parent of a generation that is committed."""
-    spec, facts = snapshot.job.spec, gather(snapshot)
+    spec, facts = snapshot.job.spec, build_facts(snapshot)
     generation = membership.generation
 
     # members: an allowed number, each once, each connected, warm and stopped
     count = len(membership.members)
-    if count and not is_allowed(spec, count):
+    if count and not is_allowed_size(spec, count):
         _violated(f"{count} workers is a number that the spec does not allow")
     if membership.world_size != count * spec.nproc_per_node:
         _violated(f"{count} workers of {spec.nproc_per_node} ranks do not have {membership.world_size} ranks")
@@ -106,15 +106,15 @@ def _check_commit(membership: Membership, new: JobStatus, snapshot: JobSnapshot)
     parent = membership.parent
     if parent is None:
         return
-    if parent.imported:
+    if parent.is_imported:
         _check_initial_checkpoint(parent, new, snapshot)
         return
     old_lineage = snapshot.status.lineage
     old_generation = old_lineage[-1].generation if old_lineage else 0
-    if not on_lineage(old_lineage, parent, old_generation):
+    if not is_on_lineage(old_lineage, parent, old_generation):
         _violated(f"parent {parent} is not on the lineage of generation {old_generation}")
     readable = complete_checkpoints(
-        reading_at(facts, generation),
+        tier_reading(facts, generation),
         old_lineage,
         old_generation,
         frozenset(snapshot.status.unreadable_checkpoints),
@@ -144,10 +144,10 @@ def _check_initial_checkpoint(parent: Checkpoint, new: JobStatus, snapshot: JobS
     """Checks that a source job's checkpoint is complete, chosen once, and stored with the commit."""
     if new.initial_checkpoint != parent or new.source_job is None:
         _violated(f"parent {parent} would not be recorded as the checkpoint from which the job began")
-    recorded = origin_of(snapshot.status)
+    recorded = initial_checkpoint_of(snapshot.status)
     if recorded is not None and recorded != parent:
         _violated(f"the job began from {recorded}, and would begin from {parent} now")
-    if recorded is None and parent not in source_checkpoints(gather(snapshot)):
+    if recorded is None and parent not in source_checkpoints(build_facts(snapshot)):
         _violated(f"parent {parent} was not read to be complete in {new.source_job}")
 
 
@@ -159,7 +159,7 @@ def _check_last_uploaded(old: JobStatus, new: JobStatus, snapshot: JobSnapshot) 
     if membership is None or membership.state != "Committed":
         _violated("the last uploaded checkpoint would change while a generation is claimed")
         return
-    if new.last_uploaded is not None and not on_lineage(new.lineage, new.last_uploaded, membership.generation):
+    if new.last_uploaded is not None and not is_on_lineage(new.lineage, new.last_uploaded, membership.generation):
         _violated(
             f"the last uploaded checkpoint, {new.last_uploaded}, is not on the lineage of generation"
             f" {membership.generation}"
@@ -171,9 +171,9 @@ def _check_last_uploaded(old: JobStatus, new: JobStatus, snapshot: JobSnapshot) 
         old.last_uploaded in snapshot.status.unreadable_checkpoints
         or old.last_uploaded in snapshot.persistent.undecidable
     )
-    max_step = restore_limit(gather(snapshot))
+    max_step = restore_limit(build_facts(snapshot))
     is_rolled_back = max_step is not None and old.last_uploaded is not None and old.last_uploaded.step > max_step
-    is_excused = is_unreadable or is_rolled_back or membership.parent is None or membership.parent.imported
+    is_excused = is_unreadable or is_rolled_back or membership.parent is None or membership.parent.is_imported
     if is_older and not is_excused:
         _violated(f"the last uploaded checkpoint would go back from {old.last_uploaded} to {new.last_uploaded}")
 

@@ -15,18 +15,18 @@ from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     JobFacts,
-    WorldFacts,
-    WorldNodeFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     cached_per_snapshot,
 )
-from surefoot_operator.policy.failure.spare_workers import member_indices, newest_workers, required_indices
+from surefoot_operator.policy.failure.spare_workers import indexes_to_train, newest_workers, required_indexes
 from surefoot_operator.policy.membership.workers import (
-    could_not_start,
-    ended_by_itself,
-    group_rejection,
-    never_trained,
+    describe_failed_start,
+    describe_start_blocker,
+    has_failed_by_itself,
+    pod_group_blocker,
 )
-from surefoot_operator.rejected_calls import ApiCall, RefusedCall
+from surefoot_operator.rejected_calls import ApiCall, RejectedCall
 
 CREATION_REJECTED = "CreationRejected"
 """The platform rejects the creation of a worker."""
@@ -59,26 +59,26 @@ class Blocker:
         return self.reason not in (CREATION_REJECTED, NO_GROUP, UNSCHEDULABLE)
 
 
-def find_blocker(facts: WorldNodeFacts) -> Blocker | None:
+def find_blocker(facts: MembershipNodeFacts) -> Blocker | None:
     """Finds the first cause that keeps the workers of the membership from running."""
-    return _find_blocker_among(facts, member_indices(facts))
+    return _find_blocker_among(facts, indexes_to_train(facts))
 
 
-def find_spare_blocker(facts: WorldNodeFacts) -> Blocker | None:
+def find_spare_blocker(facts: MembershipNodeFacts) -> Blocker | None:
     """Finds the first cause that keeps spares from running."""
-    return _find_blocker_among(facts, required_indices(facts) - member_indices(facts))
+    return _find_blocker_among(facts, required_indexes(facts) - indexes_to_train(facts))
 
 
-def _find_blocker_among(facts: WorldNodeFacts, indices: frozenset[int]) -> Blocker | None:
+def _find_blocker_among(facts: MembershipNodeFacts, indices: frozenset[int]) -> Blocker | None:
     """Finds the first cause that keeps the workers with these indices from running."""
     newest = newest_workers(facts)
     live = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
 
     # not created
-    group_problem = group_rejection(facts) if indices - live else ""
+    group_problem = pod_group_blocker(facts) if indices - live else ""
     if group_problem:
         return Blocker(NO_GROUP, group_problem)
-    rejected = next((c for c in facts.creates if c.rejection and c.index in indices), None)
+    rejected = next((c for c in facts.pending_creates if c.rejection and c.index in indices), None)
     if rejected is not None:
         return Blocker(CREATION_REJECTED, f"worker {rejected.index} was rejected: {rejected.rejection}")
 
@@ -86,11 +86,11 @@ def _find_blocker_among(facts: WorldNodeFacts, indices: frozenset[int]) -> Block
     workers = [w for index, w in newest.items() if index in indices]
     for worker in workers:
         if worker.start_blocker and not worker.deleting:
-            return Blocker(_cause_of(worker.start_blocker), could_not_start(worker))
+            return Blocker(_cause_of(worker.start_blocker), describe_start_blocker(worker))
     for worker in workers:
-        if ended_by_itself(facts, worker):
+        if has_failed_by_itself(facts, worker):
             reason = OUT_OF_MEMORY if worker.message == OUT_OF_MEMORY else EXITED_EARLY
-            return Blocker(reason, never_trained(worker))
+            return Blocker(reason, describe_failed_start(worker))
 
     # waiting for a node, or for the kubelet
     pending = [w for w in workers if w.phase == "Pending" and not w.deleting]
@@ -132,7 +132,7 @@ _MAX_NAMED_MEMBERS = 8
 
 
 @cached_per_snapshot
-def unconnected_members(facts: WorldFacts) -> tuple[int, ...]:
+def unconnected_members(facts: MembershipFacts) -> tuple[int, ...]:
     """Returns the indices of members whose pod runs and whose agent has not connected in this term."""
     membership = facts.status.membership
     has_ended = facts.job.deleted or facts.status.phase in ("Complete", "Failed")
@@ -143,12 +143,12 @@ def unconnected_members(facts: WorldFacts) -> tuple[int, ...]:
     return tuple(sorted(w.index for w, pod in pods if pod is not None and pod.phase == "Running" and not pod.deleting))
 
 
-def describe_unconnected(facts: WorldFacts) -> str:
+def describe_unconnected(facts: MembershipFacts) -> str:
     """Returns the message of a job whose step is not known, because agents have not connected to this leader."""
     return f"{_unconnected_sentence(facts)}; the last known step is {facts.status.step}"
 
 
-def _unconnected_sentence(facts: WorldFacts) -> str:
+def _unconnected_sentence(facts: MembershipFacts) -> str:
     """Returns a sentence that names the unconnected members."""
     indices = unconnected_members(facts)
     unlisted = f" and {len(indices) - _MAX_NAMED_MEMBERS} more" if len(indices) > _MAX_NAMED_MEMBERS else ""
@@ -157,13 +157,13 @@ def _unconnected_sentence(facts: WorldFacts) -> str:
     return f"{subject} not connected to this operator since it began to lead"
 
 
-def unconnected_deadline(facts: WorldFacts) -> float | None:
+def unconnected_deadline(facts: MembershipFacts) -> float | None:
     """Returns when unconnected members are to be reported; None: every member has connected."""
     return _connecting_since(facts) + UNCONNECTED_SECONDS if unconnected_members(facts) else None
 
 
 def evaluate_agents_connected(
-    facts: WorldFacts, old: Condition | None
+    facts: MembershipFacts, old: Condition | None
 ) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
     """Returns (truth, reason, message) of `AgentsConnected`; None: no agent was ever missing."""
     deadline = unconnected_deadline(facts)
@@ -196,7 +196,7 @@ _REASON = "Rejected"
 
 
 def evaluate_api_accepted(
-    rejected: tuple[RefusedCall, ...], old: Condition | None
+    rejected: tuple[RejectedCall, ...], old: Condition | None
 ) -> tuple[Literal["True", "False"], str, str] | None:
     """Returns (truth, reason, message) of `ApiAccepted`; None: no call was ever rejected for long."""
     if rejected:
@@ -204,7 +204,7 @@ def evaluate_api_accepted(
     return None if old is None else ("True", "Accepted", "the API server accepts the calls for this job")
 
 
-def unplanned(status: JobStatus, rejected: tuple[RefusedCall, ...], now: float) -> JobStatus:
+def status_without_plan(status: JobStatus, rejected: tuple[RejectedCall, ...], now: float) -> JobStatus:
     """Returns the status of a job that cannot be planned, because its operator may not read the cluster."""
     if not rejected or status.memory_cleared:
         return status
@@ -225,12 +225,12 @@ class RejectionEvents:
 
     events: tuple[Event, ...]
     """Warnings about calls that were not reported within `REPEAT_SECONDS`."""
-    told: Mapping[ApiCall, float]
+    reported_seconds: Mapping[ApiCall, float]
     """Time of the last event of each call that is still rejected, by the caller's clock."""
 
 
-def refusal_events(
-    rejected: tuple[RefusedCall, ...], reported_seconds: Mapping[ApiCall, float], now: float
+def rejected_call_events(
+    rejected: tuple[RejectedCall, ...], reported_seconds: Mapping[ApiCall, float], now: float
 ) -> RejectionEvents:
     """Returns an event for each call whose rejection was not reported recently.
 
@@ -247,7 +247,7 @@ def refusal_events(
     return RejectionEvents(events, still_rejected | {r.call: now for r in due})
 
 
-def _describe_rejected_calls(rejected: Iterable[RefusedCall]) -> str:
+def _describe_rejected_calls(rejected: Iterable[RejectedCall]) -> str:
     sentences = sorted({str(call) for call in rejected})
     unlisted = f"; and {len(sentences) - _MAX_NAMED_CALLS} more" if len(sentences) > _MAX_NAMED_CALLS else ""
     return "; ".join(sentences[:_MAX_NAMED_CALLS]) + unlisted
@@ -266,7 +266,7 @@ def describe_rejected_records(sentences: Sequence[str]) -> str:
     return f"{sentences[0]} (and {others} more)" if others else sentences[0]
 
 
-def with_refused_records(status: JobStatus, sentences: Sequence[str], now: float) -> JobStatus:
+def with_rejected_records(status: JobStatus, sentences: Sequence[str], now: float) -> JobStatus:
     """Sets the condition `RecordsRejected` in a status from which no plan can be made."""
     old = condition_of(status, reasons.RECORDS_REJECTED)
     message = describe_rejected_records(sentences)

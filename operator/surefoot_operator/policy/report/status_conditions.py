@@ -14,7 +14,7 @@ from typing import Literal
 from surefoot.protocol.checkpoints.completeness import (
     TierReading,
     complete_checkpoints,
-    copies_of,
+    count_copies,
     effective_replicas,
     newest_checkpoint,
 )
@@ -31,40 +31,40 @@ from surefoot_operator.api.status import (
     TierContents,
     condition_of,
 )
-from surefoot_operator.api.topology_levels import levels
+from surefoot_operator.api.topology_levels import spread_levels
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
+    MembershipFacts,
+    MembershipNodeFacts,
     NodeFacts,
-    WorldFacts,
-    WorldNodeFacts,
     cached_by_identity,
-    data_read,
+    data_progress,
     domains_of,
     has_stepped,
     last_step_seconds,
     mean_reported_loss,
-    reading_at,
     saving_steps,
     seconds_per_step,
     server_domains,
     servers_reading,
     sessions_in_generation,
     step_of,
+    tier_reading,
     topology_of_job,
     unreadable_checkpoints,
 )
 from surefoot_operator.policy.failure.incidents import open_incident
-from surefoot_operator.policy.failure.loss_anomalies import unsound_loss
+from surefoot_operator.policy.failure.loss_anomalies import find_loss_anomaly
 from surefoot_operator.policy.failure.memory_server_liveness import unreachable_message
 from surefoot_operator.policy.failure.spare_workers import spare_agents, target_size
 from surefoot_operator.policy.failure.stragglers import describe_straggler
 from surefoot_operator.policy.membership.claim import RELEASED, constraint_message, is_released
 from surefoot_operator.policy.membership.claim import release_message as released
-from surefoot_operator.policy.membership.lifecycle import INVALID
-from surefoot_operator.policy.membership.rollback import rejection as rollback_rejection
+from surefoot_operator.policy.membership.lifecycle import INVALID_SPEC_REASON
+from surefoot_operator.policy.membership.rollback import describe_rollback_rejection as rollback_rejection
 from surefoot_operator.policy.membership.workers import has_trained
 from surefoot_operator.policy.report.blockers import (
     CREATION_REJECTED,
@@ -94,13 +94,13 @@ def copy_spread(
 ) -> str:
     """Returns text such as "2 copies in 2 racks", for the rank whose copies are closest together."""
     copies_text = "1 copy" if copies == 1 else f"{copies} copies"
-    servers_by_rank = reading.having().get(checkpoint, {}).values()
-    level = topology.highest_difference(server.node for server in reading.servers)
+    servers_by_rank = reading.servers_by_rank().get(checkpoint, {}).values()
+    level = topology.highest_differing_level(server.node for server in reading.servers)
     if level is None or not servers_by_rank:
         return f"{copies_text} on {_plural(copies, 'node')}"
-    paths = topology.differing(server.node for server in reading.servers)
+    paths = topology.differing_paths(server.node for server in reading.servers)
     domain_count = min(len({paths[server.node][0] for server in servers}) for servers in servers_by_rank)
-    domains_text = _plural(domain_count, levels(topology_key)[level].noun)
+    domains_text = _plural(domain_count, spread_levels(topology_key)[level].noun)
     # fewer domains than copies: one failed domain could take every copy of that rank
     if domain_count < copies:
         return f"{copies_text}, for some ranks all within {domains_text}"
@@ -131,7 +131,7 @@ _DOES_NOT_FIT = "; checkpoints do not fit: "
 Truth = Literal["True", "False", "Unknown"]
 
 
-def summarize(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
+def summarize_status(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
     """Sets phase, message, conditions, progress and time accounting in a status.
 
     Args:
@@ -157,7 +157,7 @@ def reported_loss_message(facts: JobFacts) -> str:
     return condition.message if condition is not None else ""
 
 
-def evaluate_pods_scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
+def evaluate_pods_scheduled(facts: MembershipNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
     """Returns (truth, reason, message) of `PodsScheduled`: whether every desired worker has a node."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
         return "False", "NoWorkersWanted", "the job needs no workers: it is suspended or has ended"
@@ -186,7 +186,7 @@ def evaluate_checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
         return "Unknown", reasons.MEMORY_SERVERS_UNREACHABLE, unreachable
     if membership is None or membership.state != "Committed":
         return _last_protection(facts)
-    reading = reading_at(facts, membership.generation)
+    reading = tier_reading(facts, membership.generation)
     if not reading.servers:
         return _protection_when_unread(facts, membership)
     # the newest checkpoint with enough copies, or the last uploaded one, whichever is newer
@@ -195,9 +195,9 @@ def evaluate_checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
         facts.spec.checkpoint.memory.replicas, len({domains[server] for server in reading.servers})
     )
     complete = complete_checkpoints(
-        reading, facts.status.lineage, membership.generation, unreadable_checkpoints(facts), facts.covers
+        reading, facts.status.lineage, membership.generation, unreadable_checkpoints(facts), facts.layout_covers
     )
-    replicated = newest_checkpoint(c for c in complete if copies_of(c, reading, domains) >= replicas)
+    replicated = newest_checkpoint(c for c in complete if count_copies(c, reading, domains) >= replicas)
     protected = newest_checkpoint(c for c in (replicated, facts.status.last_uploaded) if c is not None)
     unsaved_steps = step_of(facts, membership.generation) - max(
         _interval_start_step(facts), *(c.step for c in complete), membership.start_step
@@ -219,7 +219,7 @@ def _describe_protection(facts: NodeFacts, checkpoint: Checkpoint, reading: Tier
     return f"a complete checkpoint has {copy_spread(reading, checkpoint, copies, topology_of_job(facts), key)}"
 
 
-def _protection_when_unread(facts: WorldFacts, membership: Membership) -> tuple[Truth, str, str]:
+def _protection_when_unread(facts: MembershipFacts, membership: Membership) -> tuple[Truth, str, str]:
     """Returns `CheckpointProtected` while no memory server was read in this generation.
 
     The last value is kept until training has advanced so far that a failure would cost more than it may.
@@ -238,7 +238,7 @@ def _protection_when_unread(facts: WorldFacts, membership: Membership) -> tuple[
     return _last_protection(facts)
 
 
-def _is_overdue(facts: WorldFacts, unsaved_steps: int) -> bool:
+def _is_overdue(facts: MembershipFacts, unsaved_steps: int) -> bool:
     """Whether so many steps without a new checkpoint are too many, and took longer than a save needs to arrive."""
     if unsaved_steps <= (STALLED_INTERVALS + 1) * saving_steps(facts):
         return False
@@ -248,7 +248,7 @@ def _is_overdue(facts: WorldFacts, unsaved_steps: int) -> bool:
     return unsaved_steps * step_seconds + facts.now - last_step_at > STALLED_SECONDS
 
 
-def _interval_start_step(facts: WorldFacts) -> int:
+def _interval_start_step(facts: MembershipFacts) -> int:
     """Returns the step at which the present save interval took effect; 0: from the start."""
     interval = facts.status.memory_interval
     return 0 if interval is None else min(interval.since_step, step_of(facts, facts.membership.generation))
@@ -262,7 +262,7 @@ def _last_protection(facts: JobFacts) -> tuple[Truth, str, str]:
     return _unchanged(condition)
 
 
-def _with_progress(facts: WorldFacts, status: JobStatus) -> JobStatus:
+def _with_progress(facts: MembershipFacts, status: JobStatus) -> JobStatus:
     """Sets step, data progress and loss, at most every `PROGRESS_SECONDS` unless the status changes anyway."""
     generation = facts.running_generation
     step, progress_seconds = (
@@ -273,13 +273,13 @@ def _with_progress(facts: WorldFacts, status: JobStatus) -> JobStatus:
         return status
     is_changed = status.membership != facts.status.membership or status.phase in ("Complete", "Failed")
     if is_changed or status.progress_seconds is None or progress_seconds - status.progress_seconds >= PROGRESS_SECONDS:
-        data = data_read(facts, generation) or status.data
+        data = data_progress(facts, generation) or status.data
         loss = _loss_for_status(facts, generation, status.loss)
         return replace(status, step=step, progress_seconds=progress_seconds, data=data, loss=loss)
     return status
 
 
-def _loss_for_status(facts: WorldFacts, generation: int, last_loss: float | None) -> float | None:
+def _loss_for_status(facts: MembershipFacts, generation: int, last_loss: float | None) -> float | None:
     """Returns the mean loss to write; None if it is not finite, which `LossFinite` reports."""
     loss = mean_reported_loss(facts, generation)
     if loss is None:
@@ -287,7 +287,7 @@ def _loss_for_status(facts: WorldFacts, generation: int, last_loss: float | None
     return float(f"{loss:.6g}") if math.isfinite(loss) else None
 
 
-def _derive_phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
+def _derive_phase(facts: MembershipNodeFacts, status: JobStatus) -> Phase:
     """Derives the phase, the summary of the job in one word, from the rest of the status."""
     membership = status.membership
     if membership is None:
@@ -308,7 +308,7 @@ def _derive_phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
     return "Running" if has_first_step else "Starting"
 
 
-def _waits_for_start(facts: WorldNodeFacts, membership: Membership) -> bool:
+def _waits_for_start(facts: MembershipNodeFacts, membership: Membership) -> bool:
     """Whether a job that has trained waits for a worker that cannot be created or started."""
     blocker = find_blocker(facts) if membership.state == "Claimed" and has_trained(facts) else None
     return blocker is not None and blocker.reason != UNSCHEDULABLE
@@ -344,14 +344,14 @@ def _derive_conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Cond
         entries.append((reasons.CHECKPOINT_LOST, "True", "AllCopiesLost", lost))
     connected = evaluate_agents_connected(facts, old_by_type.get(reasons.AGENTS_CONNECTED))
     entries += [(reasons.AGENTS_CONNECTED, *connected)] if connected is not None else []
-    accepted = evaluate_api_accepted(facts.refused_calls, old_by_type.get(reasons.API_ACCEPTED))
+    accepted = evaluate_api_accepted(facts.rejected_calls, old_by_type.get(reasons.API_ACCEPTED))
     entries += [(reasons.API_ACCEPTED, *accepted)] if accepted is not None else []
-    if facts.refused_records:
+    if facts.rejected_records:
         entries.append(
-            (reasons.RECORDS_REJECTED, "True", OUT_OF_BOUNDS, describe_rejected_records(facts.refused_records))
+            (reasons.RECORDS_REJECTED, "True", OUT_OF_BOUNDS, describe_rejected_records(facts.rejected_records))
         )
-    if facts.refusal:
-        entries.append((reasons.SPEC_REJECTED, "True", INVALID, facts.refusal))
+    if facts.spec_rejection:
+        entries.append((reasons.SPEC_REJECTED, "True", INVALID_SPEC_REASON, facts.spec_rejection))
 
     # memory room no longer matters once the job has ended
     if phase in ("Complete", "Failed"):
@@ -364,7 +364,7 @@ def _derive_conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Cond
     )
 
 
-def evaluate_spares_ready(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str] | None:
+def evaluate_spares_ready(facts: MembershipNodeFacts, status: JobStatus) -> tuple[Truth, str, str] | None:
     """Returns (truth, reason, message) of `SparesReady`; None if the job has no spares."""
     spare_count, membership = facts.spec.spares, facts.status.membership
     if not spare_count:
@@ -390,7 +390,7 @@ def _unchanged(condition: Condition) -> tuple[Truth, str, str]:
     return condition.status, condition.reason, condition.message
 
 
-def _loss_finite(facts: WorldFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
+def _loss_finite(facts: MembershipFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
     """Returns `LossFinite`; empty until a loss was NaN or infinite. Without newer losses it stays as it was."""
     membership = facts.status.membership
     generation = membership.generation if membership is not None and membership.state == "Committed" else 0
@@ -412,10 +412,10 @@ def _loss_finite(facts: WorldFacts, old: Condition | None) -> list[tuple[str, Tr
     return [(reasons.LOSS_FINITE, "True", "Finite", "losses are finite again")]
 
 
-def _loss_normal(facts: WorldFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
+def _loss_normal(facts: MembershipFacts, old: Condition | None) -> list[tuple[str, Truth, str, str]]:
     """Returns `LossNormal`; empty until a loss or gradient norm was far above those before it."""
     membership = facts.status.membership
-    anomaly = unsound_loss(facts) if membership is not None and membership.state == "Committed" else None
+    anomaly = find_loss_anomaly(facts) if membership is not None and membership.state == "Committed" else None
     if anomaly is not None and anomaly.kind == "spike":
         if old is not None and old.status == "False":
             return [(old.type, old.status, old.reason, old.message)]  # it names the step of the first anomaly
@@ -679,7 +679,7 @@ def update_contents(snapshot: JobSnapshot, status: JobStatus) -> JobStatus:
     reading = servers_reading(snapshot.servers, membership.generation)
     if reading.servers:
         newest = status.last_complete
-        copies = 0 if newest is None else copies_of(newest, reading, server_domains(snapshot.servers))
+        copies = 0 if newest is None else count_copies(newest, reading, server_domains(snapshot.servers))
         in_memory = _count_contents(m for entries in reading.servers.values() for m in entries)
         contents = replace(contents, memory=in_memory, copies=copies)
     persistent = _persistent_contents(snapshot, status, reading)
@@ -699,7 +699,7 @@ def _persistent_contents(snapshot: JobSnapshot, status: JobStatus, reading: Tier
         last_contents = _count_contents(manifests)
     if last_uploaded is None or last_uploaded == snapshot.status.last_uploaded:
         return last_contents
-    uploaded = _count_contents(copies[0] for copies in reading.manifests().get(last_uploaded, {}).values())
+    uploaded = _count_contents(copies[0] for copies in reading.manifests_by_rank().get(last_uploaded, {}).values())
     return uploaded if last_contents is None else _sum(last_contents, uploaded)
 
 

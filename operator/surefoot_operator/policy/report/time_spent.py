@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
 from surefoot_operator.policy.core.facts import (
-    WorldFacts,
+    MembershipFacts,
     has_stepped,
     last_step_seconds,
     seconds_per_step,
@@ -28,7 +28,7 @@ DIGITS = 6
 """Digits to which seconds are rounded, so that a status read back from JSON equals the one that was written."""
 
 
-def update_time_spent(facts: WorldFacts, status: JobStatus) -> TimeSpent:
+def update_time_spent(facts: MembershipFacts, status: JobStatus) -> TimeSpent:
     """Returns the account with the present category closed and another opened, if this status changes it."""
     account, old_incidents = _opened_account(facts, status), facts.status.incidents
     if not account.category:
@@ -66,7 +66,7 @@ def goodput(seconds: Mapping[str, float]) -> float | None:
     return seconds["training"] / counted_seconds if counted_seconds > 0 else None
 
 
-def _opened_account(facts: WorldFacts, status: JobStatus) -> TimeSpent:
+def _opened_account(facts: MembershipFacts, status: JobStatus) -> TimeSpent:
     """Returns the stored account, or a new one if the job starts or no operator has counted yet."""
     account, start_seconds = facts.status.time_spent, status.start_seconds
     if account != TimeSpent() or start_seconds is None or facts.status.phase in ("Complete", "Failed"):
@@ -81,7 +81,7 @@ def _opened_account(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     )
 
 
-def _categorize_time(facts: WorldFacts, status: JobStatus, current: str) -> str:
+def _categorize_time(facts: MembershipFacts, status: JobStatus, current: str) -> str:
     """Returns the category of the seconds from now on; empty: the job is over.
 
     Args:
@@ -106,7 +106,7 @@ def _categorize_time(facts: WorldFacts, status: JobStatus, current: str) -> str:
     return "training" if current == "training" or has_stepped(facts, membership.generation) else "starting"
 
 
-def _idle_seconds(facts: WorldFacts) -> float:
+def _idle_seconds(facts: MembershipFacts) -> float:
     """Returns how long nothing was trained before the failure was detected, without the step that was under way."""
     last_step_at = last_step_seconds(facts, facts.membership.generation)
     return 0.0 if last_step_at is None else max(0.0, facts.now - last_step_at - (seconds_per_step(facts) or 0.0))

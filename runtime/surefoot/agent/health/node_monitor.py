@@ -18,7 +18,7 @@ from typing import Protocol
 from surefoot import metrics
 from surefoot.agent.health.gpu_checks import GpuCheck
 from surefoot.agent.health.node_checks import FolderCheck, KernelLogFindings, LinkCheck, MemoryPressure
-from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
+from surefoot.protocol.messages import MAX_FINDING_CHARACTERS, MAX_FINDINGS, FromAgent, NodeFinding, NodeHealth
 
 # ---- node check ------------------------------------------------------------------------------------------------------
 # Defines checks of the node, and runs each in a daemon thread of its own, since a driver that hangs blocks its caller. A
@@ -129,7 +129,7 @@ class NodeMonitor:
             if other is None or _ORDER[finding.blame] < _ORDER[other.blame]:
                 by_reason[finding.reason] = finding
         ordered = sorted(by_reason.values(), key=lambda finding: (_ORDER[finding.blame], finding.reason))
-        return tuple(replace(finding, text=finding.text[:MAX_TEXT_CHARACTERS]) for finding in ordered[:MAX_FINDINGS])
+        return tuple(replace(finding, text=finding.text[:MAX_FINDING_CHARACTERS]) for finding in ordered[:MAX_FINDINGS])
 
     def health(self) -> NodeHealth:
         """Returns the message with all present findings."""

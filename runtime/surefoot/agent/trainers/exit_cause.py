@@ -85,12 +85,12 @@ def first_cause(exits: Sequence[RankExit]) -> ExitCause:
     reported = sorted((e for e in exits if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
     primary = next((e for e in reported if e.report is not None and not is_secondary(e.report)), None)
     if primary is not None:
-        return ExitCause(primary.local, describe(primary.code, primary.report, primary.oom), secondary=False)
+        return ExitCause(primary.local, describe_exit(primary.code, primary.report, primary.oom), secondary=False)
     silent = next((e for e in exits if e.report is None and e.code not in (None, 0)), None)
     if silent is not None:
-        return ExitCause(silent.local, describe(silent.code, None, silent.oom), secondary=False)
+        return ExitCause(silent.local, describe_exit(silent.code, None, silent.oom), secondary=False)
     if reported:
-        return ExitCause(reported[0].local, describe(reported[0].code, reported[0].report), secondary=True)
+        return ExitCause(reported[0].local, describe_exit(reported[0].code, reported[0].report), secondary=True)
     return ExitCause(exits[0].local, "ended for an unknown reason", secondary=False)
 
 
@@ -102,10 +102,14 @@ def is_secondary(report: ErrorReport) -> bool:
     return _SECONDARY_ERRORS.search(report.message) is not None
 
 
-def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str:
+def describe_exit(code: int | None, report: ErrorReport | None, oom: str = "") -> str:
     """Describes an exit in one line: exception, signal, exit code or OOM kill."""
     if oom:
-        return f"killed by {oom}" if report is None and code == -signal.SIGKILL else f"{describe(code, report)}; {oom}"
+        return (
+            f"killed by {oom}"
+            if report is None and code == -signal.SIGKILL
+            else f"{describe_exit(code, report)}; {oom}"
+        )
     if report is not None:
         lines = report.message.strip().splitlines()
         first = lines[0] if lines else ""
@@ -176,7 +180,7 @@ class OomKill:
     text: str
 
 
-def oom_counts(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> OomCounts:
+def read_oom_counts(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> OomCounts:
     """Reads the counts of OOM kills in this container so far, or on the machine outside a container."""
     for killed, reached, name in _COUNTERS:
         kill_count = _read_count(system / killed, "oom_kill")
@@ -185,7 +189,7 @@ def oom_counts(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> 
     return OomCounts(_read_count(processes / "vmstat", "oom_kill") or 0)
 
 
-def oom_between(
+def find_oom_kill(
     before: OomCounts, after: OomCounts, headroom: MemoryHeadroom | None = None, kernel: Iterable[str] = ()
 ) -> OomKill | None:
     """Describes an OOM kill between two readings; None if there was none.
@@ -199,7 +203,7 @@ def oom_between(
     if after.kills <= before.kills:
         return None
     headroom = read_headroom() if headroom is None else headroom
-    limit_bytes = headroom.limit if headroom is not None else None
+    limit_bytes = headroom.limit_bytes if headroom is not None else None
     is_limit_reached = limit_bytes is not None and (
         after.limit_hits is None or after.limit_hits > (before.limit_hits or 0)
     )
@@ -209,7 +213,7 @@ def oom_between(
             "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
         )
         return OomKill(limit, f"the kernel's OOM killer: {detail}")
-    usage_text = f"{format_bytes(headroom.used)} of it are in use now"
+    usage_text = f"{format_bytes(headroom.used_bytes)} of it are in use now"
     if limit == "limit":
         remedy = "raise resources.limits.memory, or use less a rank"
         return OomKill(
@@ -220,7 +224,7 @@ def oom_between(
     return OomKill(limit, f"the kernel's OOM killer: {detail}")
 
 
-def injected_kill(path: Path | None) -> OomKill | None:
+def consume_injected_kill(path: Path | None) -> OomKill | None:
     """Returns, once, the OOM kill that `surefoot local --fault oom` injected; None: there was none.
 
     The file at `path` names the memory group into which a trainer was put, whose counters show whether the kernel killed it
@@ -242,7 +246,7 @@ def injected_kill(path: Path | None) -> OomKill | None:
     return OomKill("limit", text)
 
 
-def limit_of(failed: RankExit | None, kill: OomKill | None) -> Limit:
+def exceeded_limit_of(failed: RankExit | None, kill: OomKill | None) -> Limit:
     """Returns the limit for which this rank was killed; empty: its exit has another cause.
 
     The counters show that a process was killed, not which: only a rank that ended by SIGKILL, or that reports a killed

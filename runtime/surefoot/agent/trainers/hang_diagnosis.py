@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surefoot.ipc.stacks import TAKE_SECONDS, CapturedStack
+from surefoot.ipc.stacks import CAPTURE_TIMEOUT_SECONDS, CapturedStack
 from surefoot.ipc.trainer_messages import CollectivesReport, RequestCollectives
 from surefoot.protocol.hangs import INNERMOST_FRAMES, Collective, RankStack, waits_for_ranks
 from surefoot.protocol.text import join_names
@@ -41,7 +41,7 @@ def summarize_stacks(captured: Sequence[CapturedStack]) -> str:
     """Lists groups of ranks with the same stack, smallest first, in at most MAX_STACKS_CHARACTERS."""
     groups: dict[str, list[int]] = {}
     for stack in captured:
-        groups.setdefault(stack.why or _describe_place(main_thread(stack.text)), []).append(stack.rank)
+        groups.setdefault(stack.reason or _describe_place(parse_main_thread(stack.text)), []).append(stack.rank)
     lines = [
         f"{_ranks_text(ranks)}: {place[:_MAX_GROUP_CHARACTERS]}"
         for place, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
@@ -53,8 +53,8 @@ def rank_stacks(captured: Sequence[CapturedStack]) -> tuple[RankStack, ...]:
     """Groups ranks by the stack of their main thread; empty if some rank gave no stack, which proves nothing."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for stack in captured:
-        frames = main_thread(stack.text)
-        if stack.why or not frames:
+        frames = parse_main_thread(stack.text)
+        if stack.reason or not frames:
             return ()
         groups.setdefault(frames, []).append(stack.rank)
     return tuple(
@@ -74,7 +74,7 @@ def _waits_for_ranks(frames: tuple[Frame, ...]) -> bool:
     return waits_for_ranks([(frame.file, frame.function) for frame in frames[:INNERMOST_FRAMES]])
 
 
-def main_thread(text: str) -> tuple[Frame, ...]:
+def parse_main_thread(text: str) -> tuple[Frame, ...]:
     """Parses faulthandler's dump; returns the main thread's frames, innermost first (it is written last)."""
     frames: list[Frame] = []
     for line in text.splitlines():
@@ -135,11 +135,13 @@ class CollectiveQuery:
             self.send_request(generation, rank, RequestCollectives(request))
         if awaited:
             try:
-                async with asyncio.timeout(TAKE_SECONDS):
+                async with asyncio.timeout(CAPTURE_TIMEOUT_SECONDS):
                     await self._complete.wait()
             except TimeoutError:
                 pass  # the missing ranks get a reason below
-        late_reason = f"no answer within {TAKE_SECONDS:g} s: its C code keeps the GIL, or the process is stopped"
+        late_reason = (
+            f"no answer within {CAPTURE_TIMEOUT_SECONDS:g} s: its C code keeps the GIL, or the process is stopped"
+        )
         unattached_reason = "it cannot be asked, since it has created no Checkpointer"
         return {
             rank: answers.get(
@@ -175,7 +177,7 @@ def summarize_collectives(answers: Answers) -> str:
         waiting_in = [
             (collective, seconds)
             for collective, seconds in zip(report.collectives, report.seconds, strict=False)
-            if collective.waits
+            if collective.is_waiting
         ]
         newest = min(
             zip(report.collectives, report.seconds, strict=False), key=lambda collective: collective[1], default=None

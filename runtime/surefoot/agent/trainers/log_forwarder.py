@@ -43,17 +43,17 @@ class LogRateLimit:
         self._at = now
         if size > level:
             self._level = level
-            self.skip(1, size)
+            self.count_skipped(1, size)
             return False
         self._level = level - size
         return True
 
-    def skip(self, lines: int, size: int) -> None:
+    def count_skipped(self, lines: int, size: int) -> None:
         """Counts lines and bytes that are not shown."""
         self._lines += lines
         self._bytes += size
 
-    def overflow(self, now: float, is_final: bool = False) -> str | None:
+    def report_skipped(self, now: float, is_final: bool = False) -> str | None:
         """Describes the output left out since the last report; None: nothing, or the last report is too recent.
 
         A report comes at most every `report_seconds`, unless `is_final`.
@@ -134,7 +134,7 @@ class LogForwarder:
         """Forwards the rest of the file, then no more of it."""
         self._requests.put(_StopForwarding(path))
 
-    def tail(self, path: Path, rank: int) -> None:
+    def show_tail(self, path: Path, rank: int) -> None:
         """Shows the last lines of a file if some of its lines were left out."""
         self._requests.put(_ShowTail(path, f"[rank {rank}] "))
 
@@ -180,7 +180,7 @@ class LogForwarder:
             size = file.seek(0, 2)
             if size - entry.offset > _BEHIND_BYTES:
                 skipped = size - entry.offset - _PIECE_BYTES
-                self.flow.skip(0, skipped)
+                self.flow.count_skipped(0, skipped)
                 entry.offset, entry.rest, entry.cut = entry.offset + skipped, b"", True
             file.seek(entry.offset)
             data = file.read(_PIECE_BYTES)
@@ -206,7 +206,7 @@ class LogForwarder:
         self._show([line.decode(errors="replace") for line in admitted], entry.prefix)
 
     def _show_overflow(self, last: bool = False) -> None:
-        text = self.flow.overflow(time.monotonic(), last)
+        text = self.flow.report_skipped(time.monotonic(), last)
         if text is not None:
             self._show([text], "[surefoot] ")
 

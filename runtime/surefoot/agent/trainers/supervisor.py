@@ -27,14 +27,14 @@ from surefoot.agent.trainers.exit_cause import (
     OomCounts,
     OomKill,
     RankExit,
+    consume_injected_kill,
+    exceeded_limit_of,
+    find_oom_kill,
     first_cause,
-    injected_kill,
-    limit_of,
-    oom_between,
-    oom_counts,
+    read_oom_counts,
     read_report,
 )
-from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery, main_thread, rank_stacks, summarize_stacks
+from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery, parse_main_thread, rank_stacks, summarize_stacks
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.fault_files import fault_file
 from surefoot.ipc import stacks
@@ -111,7 +111,7 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
 _MAX_CHILDREN = 256
 
 
-def activity_of(pids: Iterable[tuple[int, bool]]) -> ProcessActivity:
+def measure_activity(pids: Iterable[tuple[int, bool]]) -> ProcessActivity:
     """Sums I/O and CPU time of these processes and their children.
 
     The flag of each process: whether it waits for other ranks. CPU time spent spinning in a wait is no sign of progress.
@@ -226,7 +226,7 @@ class TrainerSupervisor:
     async def start(self, assign: Assign, store: str) -> None:
         """Starts every local rank; one that cannot be started is reported as exited, with the cause."""
         self._generation, self._blamed = assign.generation, False
-        self._oom, self._injected = oom_counts(), None
+        self._oom, self._injected = read_oom_counts(), None
         self._forget_kernel_log()
         self._kernel = KernelLog()
         folder = self.folder / f"epoch-{assign.generation}"
@@ -282,10 +282,10 @@ class TrainerSupervisor:
         collectives = hang_diagnosis.summarize_collectives(answers)
         self._log_stacks(captured, running, collectives)
         stack_groups = rank_stacks(captured)
-        waiting = {rank for group in stack_groups if group.waiting for rank in group.ranks}
+        waiting = {rank for group in stack_groups if group.is_waiting for rank in group.ranks}
         pids = [(entry.child.pid, entry.rank in waiting) for entry in running if entry.child is not None]
         observation = HangObservation(
-            time.monotonic(), stack_groups, activity_of(pids), hang_diagnosis.collectives_of(answers)
+            time.monotonic(), stack_groups, measure_activity(pids), hang_diagnosis.collectives_of(answers)
         )
         return f"{summarize_stacks(captured)}\n{collectives}", observation if stack_groups else None
 
@@ -294,7 +294,7 @@ class TrainerSupervisor:
     ) -> None:
         logged = False
         for stack, entry in zip(captured, running, strict=True):
-            stack_text = stack.why or "\n  ".join(map(str, main_thread(stack.text)[:_MAX_FRAMES]))
+            stack_text = stack.reason or "\n  ".join(map(str, parse_main_thread(stack.text)[:_MAX_FRAMES]))
             if entry.logged_stack == stack_text:
                 continue
             entry.logged_stack, logged = stack_text, True
@@ -346,7 +346,7 @@ class TrainerSupervisor:
         cause, oom = self._find_cause(running)
         if not self._blamed:
             self._blamed = True
-            self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
+            self.forwarder.show_tail(running[cause.local].log, running[cause.local].rank)
         failed_rank = running[cause.local].rank
         _log.warning(
             "rank %d exited: %s", failed_rank, cause.text, extra={"rank": failed_rank, "generation": generation}
@@ -357,15 +357,15 @@ class TrainerSupervisor:
         """Returns the worker's first cause of failure, and the exceeded memory limit if it was an OOM kill."""
         if self._kernel is not None:
             self._kernel_lines += self._kernel.lines()
-        self._injected = self._injected or injected_kill(fault_file("oom"))
-        kill = self._injected or oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
+        self._injected = self._injected or consume_injected_kill(fault_file("oom"))
+        kill = self._injected or find_oom_kill(self._oom, read_oom_counts(), kernel=self._kernel_lines)
         oom_text = kill.text if kill is not None else ""
         exits = [
             RankExit(local, entry.code, _read_error_file(entry.error_file), oom_text)
             for local, entry in running.items()
         ]
         cause = first_cause(exits)
-        return cause, limit_of(next((e for e in exits if e.local == cause.local), None), kill)
+        return cause, exceeded_limit_of(next((e for e in exits if e.local == cause.local), None), kill)
 
     def _forget_kernel_log(self) -> None:
         if self._kernel is not None:

@@ -76,8 +76,8 @@ class _Handler:
 class EndSignal:
     """Takes SIGTERM for one rank until it is closed."""
 
-    def __init__(self, world: ProcessGroupInfo, epoch: int, seconds: float, saved_step: Callable[[], int]) -> None:
-        self._world, self._prefix, self._seconds, self._saved_step = world, f"{_KEY}/{epoch}", seconds, saved_step
+    def __init__(self, world: ProcessGroupInfo, generation: int, seconds: float, saved_step: Callable[[], int]) -> None:
+        self._world, self._prefix, self._seconds, self._saved_step = world, f"{_KEY}/{generation}", seconds, saved_step
         self._process = os.getpid()
         self._first = math.inf
         """When the first signal came."""

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from surefoot.errors import OutOfBounds, TierError, TierUnavailable
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, newest_checkpoint
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestor_generations, newest_checkpoint
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.timeouts import Backoff
@@ -92,7 +92,7 @@ def write_record(
     """Records a claimed epoch's parent and its program."""
     newest_last = sorted(passed_over, key=lambda c: (c.step, c.generation))
     record = GenerationRecord(entry, writer or GenerationOwner.here(), tuple(newest_last[-MAX_PASSED_OVER:]))
-    tier.generations.record(entry.generation, _text(record))
+    tier.generations.write_lineage_record(entry.generation, _text(record))
 
 
 def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, Record]:
@@ -150,7 +150,9 @@ def _text(known: GenerationRecord) -> str:
 def _read(text: str) -> GenerationRecord | None:
     """Parses a record; None if it is damaged."""
     try:
-        bounds.check_json("an epoch's record", text, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
+        bounds.require_json_in_bounds(
+            "an epoch's record", text, bounds.MAX_SMALL_RECORD_BYTES, bounds.MAX_SMALL_RECORD_VALUES
+        )
         body = json.loads(text)
         if body.pop("crc32") != _checksum(body):
             return None
@@ -159,14 +161,16 @@ def _read(text: str) -> GenerationRecord | None:
         told = GenerationOwner(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
         entry = LineageEntry(int(body["generation"]), parent, int(body["size"]))
         passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body["passed_over"][:MAX_PASSED_OVER])
-        bounds.check("an epoch's record", "size", entry.world_size, bounds.MAX_RANKS)
+        bounds.require_in_range("an epoch's record", "size", entry.world_size, bounds.MAX_RANKS)
         named = [
             number
             for c in (*passed_over, *([parent] if parent is not None else []))
             for number in (c.generation, c.step)
         ]
         for number in (entry.generation, *named):
-            bounds.check("an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT)
+            bounds.require_in_range(
+                "an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT
+            )
         return GenerationRecord(entry, told, passed_over)
     except (OutOfBounds, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -234,7 +238,7 @@ class Patience:
             log.warning("%s: retried for up to %.0f s, %.0f s have passed", reason, seconds, spent)
             self._next_line = max(1.0, 2 * spent)
         self._tries += 1
-        self._sleep(min(_WAITS.seconds(self._tries, random.random()), seconds - spent))
+        self._sleep(min(_WAITS.wait_seconds(self._tries, random.random()), seconds - spent))
         return True
 
 
@@ -321,5 +325,7 @@ def passed_over(reading: FolderReading, parent: Checkpoint | None, bad: frozense
 
 def reopened(lineage: Lineage, records: Mapping[int, Record]) -> frozenset[Checkpoint]:
     """What the starts that led to the newest epoch passed over."""
-    entries = [records.get(epoch) for epoch in (ancestry(lineage, lineage[-1].generation) if lineage else ())]
+    entries = [
+        records.get(epoch) for epoch in (ancestor_generations(lineage, lineage[-1].generation) if lineage else ())
+    ]
     return frozenset(c for record in entries if isinstance(record, GenerationRecord) for c in record.passed_over)

@@ -80,7 +80,7 @@ class InProcessBackend:
             self._memory = memory
         return memoryview(self._memory), SLOTS, self._slot_bytes
 
-    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
+    def find_reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
         """Finds none: this memory ends with its process."""
         return {}
 
@@ -88,7 +88,7 @@ class InProcessBackend:
         """Those that it was told of: nobody else knows of any."""
         return self.attached.servers
 
-    def free_slot(self, wait_seconds: float) -> int | None:
+    def wait_for_free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:
             self._changed.wait_for(lambda: len(self._busy) < SLOTS, wait_seconds)
             return next((slot for slot in range(SLOTS) if slot not in self._busy), None)
@@ -125,10 +125,10 @@ class InProcessBackend:
     ) -> None:
         log.info("restored step %d from %s: %d bytes in %.2f s", step, source, size_bytes, seconds)
 
-    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+    def report_restore_failure(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
 
-    def notify(self, reason: str, text: str) -> None:
+    def report_notice(self, reason: str, text: str) -> None:
         if reason.startswith("Save"):
             self._trouble = text
         log.warning("%s: %s", reason, text)
@@ -139,15 +139,15 @@ class InProcessBackend:
         if step not in (self.saved_step, restored):
             cause = self._trouble or "its save did not reach the folder in time"
             raise LastStepNotSaved(step, self.saved_step or restored, cause)
-        if step != restored and self._targets.retention is not None and self._targets.retention.outdone:
+        if step != restored and self._targets.retention is not None and self._targets.retention.was_overtaken:
             cause = (
                 "another program began a newer epoch in this folder and saved: later starts continue from its checkpoints,"
                 " not from this program's"
             )
             raise LastStepNotSaved(step, restored, cause)
 
-    def flush(self, wait_seconds: float) -> bool:
-        return self._drain is None or self._drain.flush(wait_seconds)
+    def wait_for_flush(self, wait_seconds: float) -> bool:
+        return self._drain is None or self._drain.wait_until_idle(wait_seconds)
 
     def close(self, step: int, offered: bool = False) -> None:
         """Gives up what is not yet written (call flush before) and ends every thread."""
@@ -159,7 +159,7 @@ class InProcessBackend:
         """Does nothing: drain threads and tiers belong to the parent process."""
 
     def _start_drain(self, arena: FlushArena) -> Flusher:
-        watcher = FlushListener(self._freed, self._saved, self.notify, self._lost, self._found_full)
+        watcher = FlushListener(self._freed, self._saved, self.report_notice, self._lost, self._found_full)
         drain = Flusher(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
         drain.set_targets(targets, frozenset(targets), self.attached.replicas)
@@ -176,24 +176,24 @@ class InProcessBackend:
 
     def _lost(self, save: RankSave) -> None:
         if self._targets.retention is not None:
-            self._targets.retention.discard(save)
+            self._targets.retention.discard_save(save)
 
     def _found_full(self, save: RankSave) -> None:
         self._without_room[save.step] = save
         if self._targets.retention is not None:
-            self._targets.retention.make_room()
+            self._targets.retention.free_space()
 
     def _saved(self, save: RankSave, copies: int) -> None:
         self.saved_step = max(self.saved_step, save.step)
         self._trouble = ""
         if self._targets.retention is not None:
-            self._targets.retention.wake(save.checkpoint)
+            self._targets.retention.collect_after_save(save.checkpoint)
 
     def _end_drain(self, flush_seconds: float) -> None:
         drain, self._drain = self._drain, None
         if drain is None:
             return
-        drain.flush(flush_seconds)
+        drain.wait_until_idle(flush_seconds)
         if not drain.close():
             metrics.fallbacks.labels("library_flush_hung").inc()
             log.warning("a tier still hangs while the checkpointer closes; its thread ends with the process")

@@ -34,8 +34,8 @@ from surefoot.checkpointer.process_group import ProcessGroupInfo, decide_from_al
 from surefoot.errors import ConfigurationError, Corrupt, SurefootError, TierError, TierUnavailable, Unreadable
 from surefoot.flush.garbage_collection import (
     Survey,
-    coverage,
     explain_unrestorable,
+    judge_coverage,
     retry_while_unavailable,
     survey_tier,
     undecidable_checkpoints,
@@ -45,7 +45,7 @@ from surefoot.protocol.checkpoints.completeness import (
     Covers,
     Lineage,
     LineageEntry,
-    complete_persistent,
+    complete_in_persistent_tier,
     newest_checkpoint,
 )
 from surefoot.protocol.identities import Checkpoint
@@ -134,7 +134,7 @@ def claim(
     entry = LineageEntry(epoch, parent, world_size)
     skipped = passed_over(reading, parent, frozenset())
     answered(tier.location, lambda: write_record(tier, entry, writer, skipped))
-    answered(tier.location, lambda: tier.generations.beat(epoch, mark.to_text()))
+    answered(tier.location, lambda: tier.generations.write_heartbeat(epoch, mark.to_text()))
     return StartDecision((*reading.lineage, entry), spared).to_text()
 
 
@@ -200,24 +200,26 @@ def _settled(
 def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
     """Reads the folder and selects what counts. `before`: as it was when that epoch was claimed."""
     named, problem = _named_newest(tier, before)
-    surveyed = survey_tier(tier, named=named)
+    surveyed = survey_tier(tier, expected_checkpoint=named)
     if before is not None:
         kept = tuple(c for c in surveyed.all_checkpoints if c.generation < before)
         manifests = tuple(m for m in surveyed.manifests if m.save.generation < before)
         surveyed = Survey(kept, manifests, surveyed.unread_records)
-    covers, lost = coverage(tier, surveyed.manifests)
-    records = parse_records(retry_while_unavailable(tier.generations.recorded))
+    covers, lost = judge_coverage(tier, surveyed.manifests)
+    records = parse_records(retry_while_unavailable(tier.generations.read_lineage_records))
     records = {epoch: record for epoch, record in records.items() if before is None or epoch < before}
     lineage = _lineage(surveyed, records, covers)
     complete = _complete(surveyed, lineage, covers)
     for checkpoint in sorted(reopened(lineage, records) - set(complete)):
-        if checkpoint in complete_persistent(surveyed.manifests, lineage, checkpoint.generation, frozenset(), covers):
+        if checkpoint in complete_in_persistent_tier(
+            surveyed.manifests, lineage, checkpoint.generation, frozenset(), covers
+        ):
             complete.append(checkpoint)
     unsure = undecidable_checkpoints(surveyed, covers, lost)
     silent = undecidable_checkpoints(
-        replace(surveyed, unread_records=tuple(r for r in surveyed.unread_records if r.silent)),
+        replace(surveyed, unread_records=tuple(r for r in surveyed.unread_records if r.is_silent)),
         covers,
-        [r for r in lost if r.silent],
+        [r for r in lost if r.is_silent],
     )
     told = explain_unrestorable(surveyed, covers, unsure)
     for checkpoint in set(surveyed.all_checkpoints) - set(complete) - told.keys():
@@ -242,7 +244,7 @@ def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderRead
 def _named_newest(tier: ObjectStoreTier, before: int | None) -> tuple[Checkpoint | None, str]:
     """What the record of the newest checkpoint names, and why it cannot be read; it alone stops no start."""
     try:
-        named = retry_while_unavailable(tier.named_newest)
+        named = retry_while_unavailable(tier.read_newest_record)
     except (TierUnavailable, Corrupt) as problem:
         log.warning("the record of the newest checkpoint cannot be used, only the listing: %s", problem)
         return None, str(problem)
@@ -273,7 +275,7 @@ def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) ->
 def _complete(surveyed: Survey, lineage: Lineage, covers: Covers) -> list[Checkpoint]:
     if not lineage:
         return []
-    return complete_persistent(surveyed.manifests, lineage, lineage[-1].generation, frozenset(), covers)
+    return complete_in_persistent_tier(surveyed.manifests, lineage, lineage[-1].generation, frozenset(), covers)
 
 
 def _chosen(

@@ -95,8 +95,8 @@ def judge(
 class _FormerWriter:
     """Watches the mark of one epoch."""
 
-    def __init__(self, tier: ObjectStoreTier, epoch: int) -> None:
-        self._tier, self.epoch = tier, epoch
+    def __init__(self, tier: ObjectStoreTier, generation: int) -> None:
+        self._tier, self.epoch = tier, generation
         self._first, self._since = self._text(), time.monotonic()
         self._moved = False
         self.name = "another program"
@@ -115,7 +115,7 @@ class _FormerWriter:
         return "ended" if time.monotonic() - self._since >= _WATCH_SECONDS else "unknown"
 
     def _text(self) -> str | None:
-        return answered(self._tier.location, lambda: self._tier.generations.last_beat(self.epoch))
+        return answered(self._tier.location, lambda: self._tier.generations.read_heartbeat(self.epoch))
 
 
 def wait_for_former_writers(
@@ -126,7 +126,7 @@ def wait_for_former_writers(
     Raises OtherWriter where one does not end in time, unless a second one is `allowed`.
     """
     patience = patience or Patience()
-    for epoch in answered(tier.location, tier.generations.marked)[-_MAX_MARKS:]:
+    for epoch in answered(tier.location, tier.generations.list_with_heartbeat)[-_MAX_MARKS:]:
         former = _FormerWriter(tier, epoch)
         while (verdict := former.look(own)) in ("writes", "unknown"):
             who = f"{tier.location}: {former.name}"
@@ -143,22 +143,22 @@ def wait_for_former_writers(
                     " give this one its own job= or folder=; to start nevertheless, set SUREFOOT_SECOND_WRITER=allow"
                 )
         if verdict == "ended":
-            answered(tier.location, partial(tier.generations.end_beats, epoch))
+            answered(tier.location, partial(tier.generations.delete_heartbeat, epoch))
 
 
 class WriterWatch:
     """Gives this program's signs of life, and looks whether another one overtook it."""
 
-    def __init__(self, epoch: int, mark: WriterMark | None = None) -> None:
-        self._epoch, self._mark = epoch, mark or WriterMark.here()
+    def __init__(self, generation: int, mark: WriterMark | None = None) -> None:
+        self._epoch, self._mark = generation, mark or WriterMark.here()
         self.overtaken = False
         self._saves, self._next_line = 0, 1
 
     def beat(self, tier: ObjectStoreTier) -> None:
-        tier.generations.beat(self._epoch, replace(self._mark, at=time.time()).to_text())
+        tier.generations.write_heartbeat(self._epoch, replace(self._mark, at=time.time()).to_text())
 
     def end(self, tier: ObjectStoreTier) -> None:
-        tier.generations.end_beats(self._epoch)
+        tier.generations.delete_heartbeat(self._epoch)
 
     def check(self, tier: ObjectStoreTier) -> bool:
         """Returns whether another start claimed a newer epoch.
@@ -180,7 +180,7 @@ class WriterWatch:
 
     def _sentence(self, tier: ObjectStoreTier) -> str:
         try:
-            mark = WriterMark.parse(tier.generations.last_beat(self._epoch + 1) or "")
+            mark = WriterMark.parse(tier.generations.read_heartbeat(self._epoch + 1) or "")
         except TierError:
             mark = None
         who = str(mark) if mark is not None else "another start"

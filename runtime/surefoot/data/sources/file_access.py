@@ -170,7 +170,7 @@ def _patiently(url: str, call: Callable[[], T]) -> T:
                     " job goes on from its last checkpoint"
                 ) from error
             metrics.fallbacks.labels(kind="data_read_again").inc()
-            time.sleep(WAITS.seconds(number + 1, random.random()))
+            time.sleep(WAITS.wait_seconds(number + 1, random.random()))
     raise AssertionError("the last try returns or raises")
 
 

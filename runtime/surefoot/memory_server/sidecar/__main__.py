@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from surefoot.errors import ConfigurationError
 from surefoot.logs import configure_logging
-from surefoot.memory_server.sidecar.server_monitor import ServersWatch, render_metrics
-from surefoot.memory_server.sidecar.sidecar_settings import sidecar_settings
+from surefoot.memory_server.sidecar.server_monitor import NodeMonitor, render_metrics
+from surefoot.memory_server.sidecar.sidecar_settings import read_sidecar_settings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of Prometheus' text format."""
@@ -28,8 +28,8 @@ class SidecarServer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, node: ServersWatch) -> None:
-        self.node = node
+    def __init__(self, port: int, node: NodeMonitor) -> None:
+        self.monitor = node
         super().__init__(("", port), _RequestHandler)
 
     def server_bind(self) -> None:
@@ -47,12 +47,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Replies with metrics, readiness, liveness or 404."""
-        node = self.server.node
+        node = self.server.monitor
         match self.path.partition("?")[0]:
             case "/metrics":
                 self._send_reply(200, render_metrics(node.states))
             case "/readyz":
-                reason = node.reason
+                reason = node.not_ready_reason
                 self._send_reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
             case "/healthz":
                 self._send_reply(200, b"alive\n")
@@ -75,11 +75,11 @@ def main() -> int:
     """Runs the sidecar until a signal; returns its exit code, 2 for a wrong setting."""
     try:
         configure_logging(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
-        settings = sidecar_settings()
+        settings = read_sidecar_settings()
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
-    node = ServersWatch(settings)
+    node = NodeMonitor(settings)
     # a pipe, not a threading.Event: a signal handler that sets an Event could deadlock with the main thread's wait for it
     wakeup_fd, signal_fd = os.pipe()
     with SidecarServer(settings.port, node) as http_server:
@@ -89,7 +89,7 @@ def main() -> int:
         http_thread.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os.write(signal_fd, b"!"))
-        with node.watching():
+        with node.run_monitors():
             os.read(wakeup_fd, 1)
         http_server.shutdown()
         http_thread.join()

@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServerState:
     """The last known state of a server."""
 
-    up: bool = False
+    is_up: bool = False
     """Whether it replied to the last poll."""
-    ready: bool = False
+    is_ready: bool = False
     """Whether it replied, and its memory is prefaulted or a job uses it already."""
     reason: str = "it was not polled yet"
     """Why it is not ready; empty: it is."""
@@ -45,13 +45,13 @@ class Seen:
     """Its INFO; empty while it does not reply."""
     keys: int = 0
     """Number of keys of all jobs."""
-    filled_bytes: int = 0
+    prefaulted_bytes: int = 0
     """Memory that was prefaulted before it was ready."""
-    fill_seconds: float = 0.0
+    prefault_seconds: float = 0.0
     """How long that took."""
 
 
-class Watch:
+class ServerMonitor:
     """Polls one server in `run` until `ended` is set.
 
     Any thread may read `seen`, an immutable object that is replaced.
@@ -65,22 +65,22 @@ class Watch:
         self._instance = ""
         self._polled_seconds = 0.0
         self._certificate = ""
-        self.ended = threading.Event()
-        self.seen = Seen()
+        self.stop_requested = threading.Event()
+        self.state = ServerState()
 
     def run(self) -> None:
         """Polls until stopped; a failed poll makes the server not ready, and the next one starts with a new connection."""
-        while not self.ended.is_set():
+        while not self.stop_requested.is_set():
             try:
-                self.look()
+                self.poll()
             except SurefootError as error:
                 self._mark_down(str(error))
             except Exception as error:  # noqa: BLE001  the thread must survive, or the last state would stay for ever
                 self._mark_down(f"cannot poll {self._where}: {error!r}", error)
-            self.ended.wait(self._settings.poll_seconds)
+            self.stop_requested.wait(self._settings.poll_seconds)
         self._close_connection()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Polls once, and prefaults the memory of a new instance.
 
         Raises:
@@ -89,15 +89,17 @@ class Watch:
         wire = self._open_connection()
         with translate_redis_errors(self._where, "polling it"):
             self._store_figures(wire)
-        instance = self.seen.info.get("run_id", "")
+        instance = self.state.info.get("run_id", "")
         # a new run id means an empty server, whose pages the kernel has not provided yet
         if instance != self._instance:
-            self.seen = replace(self.seen, ready=False, reason="its memory is being prefaulted", filled_bytes=0)
+            self.state = replace(
+                self.state, is_ready=False, reason="its memory is being prefaulted", prefaulted_bytes=0
+            )
             self._prefault_memory(wire)
             self._instance = instance
         if self._settings.tls_folder:
             self._load_renewed_certificate(wire)
-        self.seen = replace(self.seen, ready=True, reason="")
+        self.state = replace(self.state, is_ready=True, reason="")
 
     def _load_renewed_certificate(self, wire: RespConnection) -> None:
         """Makes the server load a renewed certificate, since it reads its files only on command."""
@@ -118,18 +120,18 @@ class Watch:
             start_seconds = time.monotonic()
             # first the flag, then the check for jobs: provisioning does both in the opposite order, so neither misses the other
             expiry_seconds = max(1, round(self._settings.prefault_timeout_seconds))
-            wire.call("SET", scripts.FILLING_KEY, "1", "EX", expiry_seconds)
+            wire.call("SET", scripts.PREFAULTING_KEY, "1", "EX", expiry_seconds)
             try:
-                provisioning.remove_filled_leftovers(wire)
+                provisioning.remove_prefault_leftovers(wire)
                 size = self._prefault_size(wire)
-                prefaulted_bytes = provisioning.fill_memory(
+                prefaulted_bytes = provisioning.prefault_memory(
                     wire, size, lambda written: self._may_prefault(wire, written)
                 )
             finally:
-                wire.call("DEL", scripts.FILLING_KEY)
+                wire.call("DEL", scripts.PREFAULTING_KEY)
             seconds = time.monotonic() - start_seconds
         _log.info("prefaulted %d of %d bytes of %s in %.1f s", prefaulted_bytes, size, self._where, seconds)
-        self.seen = replace(self.seen, filled_bytes=prefaulted_bytes, fill_seconds=seconds)
+        self.state = replace(self.state, prefaulted_bytes=prefaulted_bytes, prefault_seconds=seconds)
 
     def _prefault_size(self, wire: RespConnection) -> int:
         """Returns how many bytes to prefault; 0 if the server has no limit."""
@@ -144,12 +146,12 @@ class Watch:
 
     def _may_prefault(self, wire: RespConnection, written: int) -> bool:
         """Returns whether prefaulting may continue: the monitor runs, and no job has stored a key."""
-        if self.ended.is_set():
+        if self.stop_requested.is_set():
             return False
         # prefaulting may take longer than a poll interval: keep the metrics current
         if time.monotonic() - self._polled_seconds > self._settings.poll_seconds:
             self._store_figures(wire)
-        own_keys = written + int(wire.call("EXISTS", scripts.FILLING_KEY))
+        own_keys = written + int(wire.call("EXISTS", scripts.PREFAULTING_KEY))
         if int(wire.call("DBSIZE")) <= own_keys:
             return True
         _log.info("%s: prefaulting stops after %d values, because a job uses the server now", self._where, written)
@@ -159,7 +161,7 @@ class Watch:
         """Stores the server's present figures."""
         info = wire.info("default")
         self._polled_seconds = time.monotonic()
-        self.seen = replace(self.seen, up=True, info=info, keys=int(wire.call("DBSIZE")))
+        self.state = replace(self.state, is_up=True, info=info, keys=int(wire.call("DBSIZE")))
 
     def _open_connection(self) -> RespConnection:
         """Returns the connection, made with the present password and authority if there is none."""
@@ -173,10 +175,10 @@ class Watch:
 
     def _mark_down(self, reason: str, error: Exception | None = None) -> None:
         """Marks the server as not replying, and logs the reason if it is a new one."""
-        if self.seen.reason != reason:
+        if self.state.reason != reason:
             _log.warning("%s", reason, exc_info=error)
         self._close_connection()
-        self.seen = Seen(reason=reason)
+        self.state = ServerState(reason=reason)
 
     def _close_connection(self) -> None:
         """Closes the connection, so that the next poll reads the mounted files again."""
@@ -198,25 +200,25 @@ def _read_mounted(path: Path) -> str:
 # ---- server monitor --------------------------------------------------------------------------------------------------
 
 
-class ServersWatch:
+class NodeMonitor:
     """Monitors all servers of the node, each in a thread of its own; any thread may read the states."""
 
     def __init__(self, settings: SidecarSettings) -> None:
-        self._watches = tuple(Watch(settings, server) for server in range(settings.servers))
+        self._watches = tuple(ServerMonitor(settings, server) for server in range(settings.servers))
 
     @property
-    def states(self) -> tuple[Seen, ...]:
+    def states(self) -> tuple[ServerState, ...]:
         """The last known state of each server, by server index."""
-        return tuple(watch.seen for watch in self._watches)
+        return tuple(watch.state for watch in self._watches)
 
     @property
-    def reason(self) -> str:
+    def not_ready_reason(self) -> str:
         """Each server that is not ready, and why, in lines; empty: all are ready."""
         states = enumerate(self.states)
-        return "\n".join(f"server {server}: {state.reason}" for server, state in states if not state.ready)
+        return "\n".join(f"server {server}: {state.reason}" for server, state in states if not state.is_ready)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def run_monitors(self) -> Iterator[None]:
         """Monitors until the block ends, then waits for polls in progress and joins the threads."""
         threads = [
             threading.Thread(target=watch.run, name=f"server-{server}") for server, watch in enumerate(self._watches)
@@ -227,7 +229,7 @@ class ServersWatch:
             yield
         finally:
             for watch in self._watches:
-                watch.ended.set()
+                watch.stop_requested.set()
             for thread in threads:
                 thread.join()
 
@@ -255,7 +257,7 @@ _COUNTERS = (
 """Metric without `_total`, field of INFO, and help text of each counter."""
 
 
-def render_metrics(states: Sequence[Seen]) -> bytes:
+def render_metrics(states: Sequence[ServerState]) -> bytes:
     """Returns the text of /metrics; `states` are by server index."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_MetricsCollector(states))
@@ -265,23 +267,23 @@ def render_metrics(states: Sequence[Seen]) -> bytes:
 class _MetricsCollector(Collector):
     """Exports the states of all servers as metrics."""
 
-    def __init__(self, states: Sequence[Seen]) -> None:
+    def __init__(self, states: Sequence[ServerState]) -> None:
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics; values of servers that do not reply are left out."""
         states = self._states
         ready = "Whether the server's memory is prefaulted, or a job uses it already."
-        yield from _gauge_of_servers("up", "Whether the server replies.", [float(state.up) for state in states])
-        yield from _gauge_of_servers("ready", ready, [float(state.ready) for state in states])
+        yield from _gauge_of_servers("up", "Whether the server replies.", [float(state.is_up) for state in states])
+        yield from _gauge_of_servers("ready", ready, [float(state.is_ready) for state in states])
         yield from _gauge_of_servers(
-            "keys", "Keys of all jobs.", [float(state.keys) if state.up else None for state in states]
+            "keys", "Keys of all jobs.", [float(state.keys) if state.is_up else None for state in states]
         )
-        prefaulted = [float(state.filled_bytes) if state.up else None for state in states]
+        prefaulted = [float(state.prefaulted_bytes) if state.is_up else None for state in states]
         yield from _gauge_of_servers(
             "prefaulted_bytes", "Memory that was prefaulted before the server was ready.", prefaulted
         )
-        durations = [state.fill_seconds if state.up else None for state in states]
+        durations = [state.prefault_seconds if state.is_up else None for state in states]
         yield from _gauge_of_servers("prefault_duration_seconds", "How long prefaulting took.", durations)
         for name, key, help_text in _GAUGES:
             yield from _gauge_of_servers(name, help_text, [_info_number(state.info, key) for state in states])

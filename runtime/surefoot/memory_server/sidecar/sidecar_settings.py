@@ -40,7 +40,7 @@ class SidecarSettings:
     """SUREFOOT_SIDECAR_CALL_TIMEOUT_SECONDS: time limit for one reply of a server."""
 
 
-def sidecar_settings(environment: Mapping[str, str] = os.environ) -> SidecarSettings:
+def read_sidecar_settings(environment: Mapping[str, str] = os.environ) -> SidecarSettings:
     """Reads SidecarSettings; raises ConfigurationError that names the variable."""
     default = SidecarSettings()
     ratio = _read_number(environment, "SUREFOOT_SIDECAR_PREFAULT_RATIO", default.prefault_ratio)

@@ -25,7 +25,7 @@ from surefoot.protocol.text import short_repr
 # other's tensors, can save independently.
 
 
-def uncovered(layouts: Iterable[Layout]) -> str | None:
+def describe_uncovered_tensor(layouts: Iterable[Layout]) -> str | None:
     """Describes the first tensor that is not covered exactly once; None if all are."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
@@ -108,18 +108,18 @@ Lineage = tuple[LineageEntry, ...]
 """Entries by ascending generation; numbers of claims that were never committed are missing."""
 
 
-def entry_of(lineage: Lineage, generation: int) -> LineageEntry | None:
+def lineage_entry_of(lineage: Lineage, generation: int) -> LineageEntry | None:
     """Returns the entry of a generation; None if it was never committed."""
     return next((entry for entry in reversed(lineage) if entry.generation == generation), None)
 
 
-def on_lineage(lineage: Lineage, checkpoint: Checkpoint, generation: int) -> bool:
+def is_on_lineage(lineage: Lineage, checkpoint: Checkpoint, generation: int) -> bool:
     """Returns whether a checkpoint is part of the history of a generation.
 
     It is if the generation saved it or branched from it, or if it is on the parent's lineage and not after the
     branching point. A save after a branching point is not: the job repeated those steps in another generation.
     """
-    entry = entry_of(lineage, generation)
+    entry = lineage_entry_of(lineage, generation)
     last_step: int | None = None  # steps above this were cut off by a later branch
     while entry is not None:
         parent_step = entry.parent.step if entry.parent else 0
@@ -140,7 +140,7 @@ def _parent_entry(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
     """Returns the entry that `entry` branched from; a damaged record cannot cause a loop, as generations must decrease."""
     if entry.parent is None or entry.parent.generation >= entry.generation:
         return None
-    return entry_of(lineage, entry.parent.generation)
+    return lineage_entry_of(lineage, entry.parent.generation)
 
 
 def newest_checkpoint(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -148,12 +148,12 @@ def newest_checkpoint(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.generation), default=None)
 
 
-def generation_at(lineage: Lineage, generation: int, step: int) -> int | None:
+def generation_of_step(lineage: Lineage, generation: int, step: int) -> int | None:
     """Returns the generation whose execution of a step counts in the history of `generation`; None: no one has run it.
 
     Steps count from 1.
     """
-    entry = entry_of(lineage, generation)
+    entry = lineage_entry_of(lineage, generation)
     while entry is not None:
         if entry.parent is None or step > entry.parent.step:
             return entry.generation
@@ -161,26 +161,26 @@ def generation_at(lineage: Lineage, generation: int, step: int) -> int | None:
     return None
 
 
-def ancestry(lineage: Lineage, generation: int) -> tuple[int, ...]:
+def ancestor_generations(lineage: Lineage, generation: int) -> tuple[int, ...]:
     """Returns the generations whose steps count in the history of a generation, that one first."""
-    generations, entry = list[int](), entry_of(lineage, generation)
+    generations, entry = list[int](), lineage_entry_of(lineage, generation)
     while entry is not None:
         generations.append(entry.generation)
         entry = _parent_entry(lineage, entry)
     return tuple(generations)
 
 
-def first_step(lineage: Lineage) -> int:
+def first_own_step(lineage: Lineage) -> int:
     """Returns the first step that this job executed itself: 1, or the step after its initial checkpoint."""
     entry = lineage[-1] if lineage else None
     while entry is not None:
-        if entry.parent is not None and entry.parent.imported:
+        if entry.parent is not None and entry.parent.is_imported:
             return entry.parent.step + 1
         entry = _parent_entry(lineage, entry)
     return 1
 
 
-def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, generation: int) -> Lineage:
+def prune_lineage(lineage: Lineage, oldest_needed: Checkpoint | None, generation: int) -> Lineage:
     """Returns the lineage without the entries that no retained checkpoint needs, so that the status stays bounded.
 
     Keeps the ancestors of `generation` down to the generation of `oldest_needed`; everything if that is None.
@@ -188,7 +188,7 @@ def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, generation: int) 
     if oldest_needed is None:
         return lineage
     chain: set[int] = set()
-    entry = entry_of(lineage, generation)
+    entry = lineage_entry_of(lineage, generation)
     while entry is not None:
         chain.add(entry.generation)
         if entry.generation <= oldest_needed.generation:
@@ -214,7 +214,7 @@ class UnreadRecord:
 
     reason: str
     """Why it could not be read."""
-    silent: bool
+    is_silent: bool
     """True: the tier did not return it, so it may be intact. False: it was read and is damaged, or it is missing."""
     checkpoint: Checkpoint | None = None
     """Checkpoint of the manifest; None for a layout record."""
@@ -247,7 +247,7 @@ class TierReading:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
+    def manifests_by_rank(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
         """Returns all manifests by checkpoint and rank; computed once."""
         if not self._manifests:
             manifests_by_save: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(
@@ -260,7 +260,7 @@ class TierReading:
             self._manifests.update({Checkpoint(*key): dict(ranks) for key, ranks in manifests_by_save.items()})
         return self._manifests
 
-    def having(self) -> Mapping[Checkpoint, Mapping[int, Mapping[MemoryServerInstance, RankManifest]]]:
+    def servers_by_rank(self) -> Mapping[Checkpoint, Mapping[int, Mapping[MemoryServerInstance, RankManifest]]]:
         """Returns the memory servers with their manifests by checkpoint and rank; computed once."""
         if not self._servers:
             servers_by_save: dict[tuple[int, int], dict[int, dict[MemoryServerInstance, RankManifest]]] = defaultdict(
@@ -274,10 +274,10 @@ class TierReading:
         return self._servers
 
 
-def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
+def layout_sets_to_check(reading: TierReading) -> set[frozenset[str]]:
     """Returns the sets of layout digests that `Covers` must answer for: one per checkpoint with a save of every rank."""
     digest_sets = set()
-    for ranks in reading.manifests().values():
+    for ranks in reading.manifests_by_rank().values():
         if has_every_rank(ranks, next(iter(ranks.values()))[0].world_size):
             digest_sets.add(frozenset(m.layout for copies in ranks.values() for m in copies))
     return digest_sets
@@ -302,7 +302,7 @@ def _agreed_layout_digests(ranks: Mapping[int, list[RankManifest]]) -> frozenset
         return None
     # copies of a rank must agree, or a restore could mix two different saves
     for copies in ranks.values():
-        if any(m.world_size != world_size or not m.same_bytes_as(copies[0]) for m in copies):
+        if any(m.world_size != world_size or not m.has_same_bytes_as(copies[0]) for m in copies):
             return None
     return frozenset(copies[0].layout for copies in ranks.values())
 
@@ -313,9 +313,9 @@ def complete_checkpoints(
     """Returns the complete checkpoints on the lineage of a generation, oldest first, without those in `unreadable`."""
     complete = [
         checkpoint
-        for checkpoint, ranks in reading.manifests().items()
+        for checkpoint, ranks in reading.manifests_by_rank().items()
         if checkpoint not in unreadable
-        and on_lineage(lineage, checkpoint, generation)
+        and is_on_lineage(lineage, checkpoint, generation)
         and _world_size_matches(lineage, checkpoint, len(ranks))
         and (layouts := _layout_digests_of(reading, checkpoint, ranks)) is not None
         and covers.get(layouts, False)
@@ -334,16 +334,16 @@ def _layout_digests_of(
 
 def _world_size_matches(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
     """Returns whether the number of saved ranks is the generation's world size; agreeing manifests may lie about it."""
-    entry = entry_of(lineage, checkpoint.generation)
+    entry = lineage_entry_of(lineage, checkpoint.generation)
     return entry is None or entry.world_size == ranks
 
 
-def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[MemoryServerInstance, str]) -> int:
+def count_copies(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[MemoryServerInstance, str]) -> int:
     """Counts the failure domains that have a rank's save in memory; returns the lowest count over all ranks."""
     cached = reading._copies.get(checkpoint)
     # the cache is valid for one mapping of domains, compared by identity, which costs nothing
     if cached is None or cached[0] is not domains:
-        ranks = reading.having().get(checkpoint, {})
+        ranks = reading.servers_by_rank().get(checkpoint, {})
         world_size = max(
             (manifest.world_size for domain_counts in ranks.values() for manifest in domain_counts.values()), default=0
         )
@@ -352,7 +352,7 @@ def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[Mem
     return cached[1]
 
 
-def complete_persistent(
+def complete_in_persistent_tier(
     persistent: Iterable[RankManifest],
     lineage: Lineage,
     generation: int,
@@ -368,7 +368,7 @@ def effective_replicas(replicas: int, live_domains: int) -> int:
     return max(1, min(replicas, live_domains))
 
 
-def watermark(
+def find_watermark(
     reading: TierReading,
     lineage: Lineage,
     generation: int,
@@ -382,4 +382,4 @@ def watermark(
     It follows from the indexes of the memory servers alone and decides nothing.
     """
     candidates = complete_checkpoints(reading, lineage, generation, unreadable, covers)
-    return newest_checkpoint(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)
+    return newest_checkpoint(c for c in candidates if count_copies(c, reading, domains) >= replicas_effective)

@@ -38,13 +38,13 @@ class Topology:
     paths: Mapping[str, Path] = field(default_factory=dict, hash=False)
     """Locations by node; a missing node has no known zone or rack."""
 
-    def differing(self, nodes: Iterable[str]) -> dict[str, Path]:
+    def differing_paths(self, nodes: Iterable[str]) -> dict[str, Path]:
         """Returns the paths of these nodes without the highest levels, as far as all of them share these."""
         padded = self._padded_paths(nodes)
         shared_levels = _highest_differing_level(padded)
         return {node: () if shared_levels is None else path[shared_levels:] for node, path in padded.items()}
 
-    def highest_difference(self, nodes: Iterable[str]) -> int | None:
+    def highest_differing_level(self, nodes: Iterable[str]) -> int | None:
         """Returns the highest level at which these nodes differ, 0 for the zone; None if they do not differ."""
         return _highest_differing_level(self._padded_paths(nodes))
 
@@ -74,7 +74,7 @@ def replica_groups(
     a larger zone, only domains that have no partner elsewhere share a group. Adding or removing a domain changes few
     groups; see `_HashTree`.
     """
-    paths = topology.differing(domains)
+    paths = topology.differing_paths(domains)
     ordered = _order_by_hash(topology.salt, paths)
     size = max(1, min(replicas, len(ordered)))
     groups: list[list[str]] = []

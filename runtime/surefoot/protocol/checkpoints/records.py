@@ -23,7 +23,7 @@ FORMAT = 1
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
-CHUNK_BYTES = 4 * 1024 * 1024 - 64
+MAX_CHUNK_BYTES = 4 * 1024 * 1024 - 64
 """Largest chunk: with Redis' own header it fits into one allocation of 4 MiB, where 4 MiB of payload would take 5."""
 
 
@@ -69,9 +69,9 @@ class Spread:
 
     rules: tuple[SpreadRule, ...]
     """The different rules of sharding."""
-    of: tuple[int, ...]
+    rule_indices: tuple[int, ...]
     """Index into `rules` for each tensor; −1: every rank has a tensor of its own, under a name of its own."""
-    lowest: tuple[int, ...]
+    unshared_tensors: tuple[int, ...]
     """Indices of the tensors that the first of several ranks with equal copies saves alone; of others each saves a part."""
 
 
@@ -103,14 +103,14 @@ class Layout:
         """Encodes it as canonical JSON, whose digest is its name; `texts` are the encoded tensors, None: encode them."""
         body: dict[str, Any] = {"chunk_starts": self.chunk_starts, "stream_bytes": self.stream_bytes}
         if self.spread is not None:
-            body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
+            body["spread"] = [self.spread.rules, self.spread.rule_indices, self.spread.unshared_tensors]
         tensors = _encode_compact(list(map(_tensor_fields, self.tensors))) if texts is None else f"[{','.join(texts)}]"
         return f'{{"format":{FORMAT},"tensors":{tensors},{_encode_compact(body)[1:]}'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
         """Decodes a layout record; raises ProtocolError if it is damaged, OutOfBounds if a number is too large."""
-        bounds.check_json("a layout record", text, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
+        bounds.require_json_in_bounds("a layout record", text, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
         body = _decode_record(text, "layout")
         try:
             tensors = tuple(
@@ -128,7 +128,7 @@ class Layout:
             ) from error
 
 
-def tensor_json(tensor: TensorLayout) -> str:
+def encode_tensor(tensor: TensorLayout) -> str:
     """Encodes one tensor of a layout record."""
     return _encode_compact(_tensor_fields(tensor))
 
@@ -230,7 +230,7 @@ class RankManifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> RankManifest:
         """Decodes a manifest; raises ProtocolError if it is damaged, OutOfBounds if a number is too large."""
-        bounds.check_json("a rank manifest", text, bounds.MAX_MANIFEST_BYTES, bounds.MAX_MANIFEST_VALUES)
+        bounds.require_json_in_bounds("a rank manifest", text, bounds.MAX_MANIFEST_BYTES, bounds.MAX_MANIFEST_VALUES)
         body = _decode_record(text, "rank manifest")
         # before any field is read: a flipped bit may still be valid JSON
         if not _matches_checksum(text, body.pop("crc32", None), body):
@@ -263,21 +263,21 @@ class RankManifest:
         """Raises OutOfBounds if a number or text is larger than in any possible rank save."""
         save, record = self.save, f"the manifest of {self.save}"
         for field, value in (("generation", save.generation), ("step", save.step)):
-            bounds.check(record, field, value, bounds.MAX_COUNT)
-        bounds.check(record, "world_size", self.world_size, bounds.MAX_RANKS, 1)
-        bounds.check(record, "rank", save.rank, bounds.MAX_RANKS - 1)
-        bounds.check(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
-        min_chunks, max_chunks = chunks_of(self.stream_bytes)
-        bounds.check(record, "chunks", self.chunks, max_chunks, min_chunks)
+            bounds.require_in_range(record, field, value, bounds.MAX_COUNT)
+        bounds.require_in_range(record, "world_size", self.world_size, bounds.MAX_RANKS, 1)
+        bounds.require_in_range(record, "rank", save.rank, bounds.MAX_RANKS - 1)
+        bounds.require_in_range(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
+        min_chunks, max_chunks = chunk_count_range(self.stream_bytes)
+        bounds.require_in_range(record, "chunks", self.chunks, max_chunks, min_chunks)
         for field, value in (("digests_bytes", self.digests_bytes), ("values_bytes", self.values_bytes)):
-            bounds.check(record, field, value, bounds.MAX_PART_BYTES)
-        bounds.check(record, "saved_at", self.saved_at, bounds.MAX_COUNT)
-        bounds.check(record, "the number of objects", len(self.objects), bounds.MAX_OBJECTS)
+            bounds.require_in_range(record, field, value, bounds.MAX_PART_BYTES)
+        bounds.require_in_range(record, "saved_at", self.saved_at, bounds.MAX_COUNT)
+        bounds.require_in_range(record, "the number of objects", len(self.objects), bounds.MAX_OBJECTS)
         names = (self.incarnation, self.layout, self.digests_digest, self.values_digest)
         for text in (*names, *(text for entry in self.objects for text in entry)):
-            bounds.check_text(record, "a name", text)
+            bounds.require_max_length(record, "a name", text)
 
-    def same_bytes_as(self, other: RankManifest) -> bool:
+    def has_same_bytes_as(self, other: RankManifest) -> bool:
         """Returns whether both describe the same saved bytes; the time of saving may differ."""
         content = (self.save, self.world_size, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
         return content == (
@@ -290,31 +290,31 @@ class RankManifest:
         )
 
 
-def chunks_of(stream_bytes: int) -> tuple[int, int]:
+def chunk_count_range(stream_bytes: int) -> tuple[int, int]:
     """Returns the least and the greatest number of chunks of a stream of this length.
 
     No chunk is longer than CHUNK_BYTES, and two neighbours together are longer: else the first would contain the
     second's first block. The upper limit leaves some room, since it only bounds memory and need not know how each writer
     cuts its stream.
     """
-    min_chunks = -(-stream_bytes // CHUNK_BYTES)
+    min_chunks = -(-stream_bytes // MAX_CHUNK_BYTES)
     return min_chunks, 2 * min_chunks + _FINER_CHUNKS
 
 
 def _check_layout(layout: Layout) -> None:
     """Raises OutOfBounds if a number is too large or there are too many, and TypeError if a name is no text."""
     record = "a layout record"
-    bounds.check(record, "stream_bytes", layout.stream_bytes, bounds.MAX_RANK_BYTES)
-    min_chunks, max_chunks = chunks_of(layout.stream_bytes)
-    bounds.check(record, "the number of chunks", len(layout.chunk_starts), max_chunks, min_chunks)
+    bounds.require_in_range(record, "stream_bytes", layout.stream_bytes, bounds.MAX_RANK_BYTES)
+    min_chunks, max_chunks = chunk_count_range(layout.stream_bytes)
+    bounds.require_in_range(record, "the number of chunks", len(layout.chunk_starts), max_chunks, min_chunks)
     for tensor in layout.tensors:
         if type(tensor.name) is not str or type(tensor.dtype) is not str:
             raise TypeError(f"the name and type of a tensor are {short_repr((tensor.name, tensor.dtype))}, not texts")
-        bounds.check_text(record, "a tensor's name", tensor.name, bounds.MAX_SMALL_BYTES)
-        bounds.check(record, "the number of dimensions", len(tensor.shape), bounds.MAX_DIMENSIONS)
+        bounds.require_max_length(record, "a tensor's name", tensor.name, bounds.MAX_SMALL_RECORD_BYTES)
+        bounds.require_in_range(record, "the number of dimensions", len(tensor.shape), bounds.MAX_DIMENSIONS)
         for piece in tensor.pieces:
             for numbers in (piece.offsets, piece.lengths, piece.tile):
-                bounds.check(record, "the number of dimensions", len(numbers), bounds.MAX_DIMENSIONS)
+                bounds.require_in_range(record, "the number of dimensions", len(numbers), bounds.MAX_DIMENSIONS)
     # one pass over all numbers: JSON also allows floats and booleans, which would pass a comparison
     number_tuples = (layout.chunk_starts, *(numbers for t in layout.tensors for numbers in _numbers_of(t)))
     if any(type(n) is not int or not 0 <= n <= bounds.MAX_COUNT for numbers in number_tuples for n in numbers):

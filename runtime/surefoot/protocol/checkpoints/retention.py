@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
-from surefoot.protocol.checkpoints.completeness import Lineage, on_lineage
+from surefoot.protocol.checkpoints.completeness import Lineage, is_on_lineage
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, Path, Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
@@ -31,7 +31,7 @@ class RetentionInputs:
     """Lineage of the present generation."""
     generation: int
     """The present generation."""
-    claimed: bool
+    is_claimed: bool
     """Whether the generation is only claimed: then nothing is deleted, since the restore point is being chosen."""
     parent: Checkpoint | None
     """Checkpoint that the generation restored; None: it started at step 0."""
@@ -58,17 +58,17 @@ class RetentionInputs:
         return max((c.step for c in (self.watermark, self.persistent) if c is not None), default=0)
 
 
-def memory_drops(entries: Iterable[RankManifest], inputs: RetentionInputs, keep: int) -> list[RankSave]:
+def memory_saves_to_delete(entries: Iterable[RankManifest], inputs: RetentionInputs, keep: int) -> list[RankSave]:
     """Returns the rank saves that may be deleted from one fenced memory server.
 
     On the lineage: saves older than the protected checkpoint, except of the newest `keep` checkpoints (the protected
     one included), and saves of any age that can never become complete; but never the parent before W is newer, and
     never the pinned checkpoint. Off the lineage: saves of older generations. Nothing while the generation is claimed.
     """
-    return list(drops_by_server({0: tuple(entries)}, inputs, keep).get(0, ()))
+    return list(saves_to_delete_by_server({0: tuple(entries)}, inputs, keep).get(0, ()))
 
 
-def drops_by_server(
+def saves_to_delete_by_server(
     readings: Mapping[H, tuple[RankManifest, ...]], inputs: RetentionInputs, keep: int
 ) -> dict[H, tuple[RankSave, ...]]:
     """Returns `memory_drops` for many memory servers; servers without any are left out.
@@ -101,11 +101,11 @@ def deletable_checkpoints(
         inputs: The present state of the job.
         keep: Number of checkpoints to retain, the protected one included.
     """
-    if inputs.claimed:
+    if inputs.is_claimed:
         return set()
     checkpoints = [Checkpoint(*key) for key in checkpoint_keys]
     on_the_lineage = sorted(
-        (c for c in checkpoints if on_lineage(inputs.lineage, c, inputs.generation)), key=lambda c: c.step
+        (c for c in checkpoints if is_on_lineage(inputs.lineage, c, inputs.generation)), key=lambda c: c.step
     )
     # these could not be restored, so they are deleted below and do not count among the newest `keep`
     unrestorable = inputs.unreadable | inputs.unrecoverable
@@ -165,7 +165,9 @@ def _is_passed(checkpoint: Checkpoint, inputs: RetentionInputs) -> bool:
     return checkpoint != inputs.pinned and inputs.protected_step > checkpoint.step
 
 
-def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
+def last_checkpoint_before_anomaly(
+    complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]
+) -> Checkpoint | None:
     """Returns the newest checkpoint without a loss anomaly if newer ones have one; all must be of one lineage.
 
     None if the newest checkpoint has no anomaly, or if all have one.
@@ -197,7 +199,7 @@ class LossHistory:
         return self.anomaly_step < checkpoint.step and checkpoint.step + self.later_steps <= self.step
 
 
-def last_good_and_required(
+def find_known_good(
     complete: Iterable[Checkpoint],
     anomalous: frozenset[Checkpoint],
     history: LossHistory,
@@ -250,13 +252,13 @@ def milestone_checkpoints(complete: Iterable[Checkpoint], every_steps: int) -> f
     return frozenset(first.values())
 
 
-def persistent_drops(
+def persistent_checkpoints_to_delete(
     complete: Iterable[Checkpoint],
     present: Iterable[Checkpoint],
     inputs: RetentionInputs,
     keep: int,
     retained: frozenset[Checkpoint] = frozenset(),
-    unjudged: frozenset[Checkpoint] = frozenset(),
+    possibly_good: frozenset[Checkpoint] = frozenset(),
 ) -> list[Checkpoint]:
     """Returns the checkpoints that may be deleted from the persistent tier, oldest first.
 
@@ -270,13 +272,13 @@ def persistent_drops(
         retained: Further complete checkpoints to retain.
         unjudged: Checkpoints that could not be read, and are retained because they may be good.
     """
-    if inputs.claimed:
+    if inputs.is_claimed:
         return []
     by_step = sorted(set(complete), key=lambda c: c.step)
     if not by_step:
         return []
     # `keep` of 0 would leave nothing to restore
-    to_retain = set(by_step[-max(1, keep) :]) | (retained & set(by_step)) | unjudged | _always_retained(inputs)
+    to_retain = set(by_step[-max(1, keep) :]) | (retained & set(by_step)) | possibly_good | _always_retained(inputs)
     newest = by_step[-1]
     return sorted(
         (
@@ -322,7 +324,7 @@ def plan_repairs(
         topology: Locations of the nodes.
     """
     planned: list[Repair] = []
-    paths = topology.differing(server.node for server in readings)
+    paths = topology.differing_paths(server.node for server in readings)
     racks = {server: paths[server.node][:1] for server in readings}
     servers_by_load = _ServersByLoad(readings, domains, evacuated_domains, racks)
     servers_by_save: dict[RankSave, set[MemoryServerInstance]] = {}

@@ -60,7 +60,7 @@ def join_sources(sources: Iterable[str]) -> str | None:
 # reports its objects in its manifest; the code that chooses a world size and each restoring rank compare them.
 # Otherwise all ranks would restore rank 0's state, and the samples of the others would be lost.
 
-OWN = ""
+OWN_STATE = ""
 """Replaces an object's digest in a manifest: its state is this rank's own and cannot be divided between ranks."""
 
 
@@ -77,7 +77,7 @@ def tied_objects(manifests: Iterable[RankManifest]) -> tuple[str, ...]:
     for manifest in manifests:
         objects = dict(manifest.objects)
         first_objects = objects if first_objects is None else first_objects
-        tied |= {name: None for name, value in objects.items() if value == OWN}
+        tied |= {name: None for name, value in objects.items() if value == OWN_STATE}
         if objects != first_objects:
             tied |= {
                 name: None

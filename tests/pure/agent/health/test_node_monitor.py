@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from surefoot.agent.health.node_monitor import CHECK_SECONDS, RETRY_SECONDS, NodeMonitor
-from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
+from surefoot.protocol.messages import MAX_FINDING_CHARACTERS, MAX_FINDINGS, FromAgent, NodeFinding, NodeHealth
 
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
 SLOW = NodeFinding("GpuThrottled", "GPU 0 is slow", "unknown")
@@ -114,7 +114,7 @@ async def test_a_message_is_bounded_and_has_the_gravest_first() -> None:
     await all_.look(lambda: bool(all_.told))
     found = all_.watch.findings
     assert (len(found), found[0]) == (MAX_FINDINGS, LOST)
-    assert max(len(one.text) for one in found) == MAX_TEXT_CHARACTERS
+    assert max(len(one.text) for one in found) == MAX_FINDING_CHARACTERS
 
 
 async def test_of_two_checks_that_find_the_same_the_graver_counts() -> None:

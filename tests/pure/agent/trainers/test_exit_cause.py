@@ -14,13 +14,13 @@ from surefoot.agent.trainers.exit_cause import (
     OomCounts,
     OomKill,
     RankExit,
-    describe,
+    consume_injected_kill,
+    describe_exit,
+    exceeded_limit_of,
+    find_oom_kill,
     first_cause,
-    injected_kill,
     is_secondary,
-    limit_of,
-    oom_between,
-    oom_counts,
+    read_oom_counts,
     read_report,
 )
 
@@ -43,7 +43,7 @@ OF_CONTAINER = LINE.format(constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kube
 
 
 def kill(before: int, after: int, hits: tuple[int | None, int | None] = (0, 1), **other: object) -> OomKill | None:
-    return oom_between(OomCounts(before, hits[0]), OomCounts(after, hits[1]), **{"headroom": FULL, **other})
+    return find_oom_kill(OomCounts(before, hits[0]), OomCounts(after, hits[1]), **{"headroom": FULL, **other})
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,20 @@ def test_a_container_s_own_counters_are_read_before_the_machine_s(
     files: dict[str, str], expected: OomCounts, tmp_path: Path
 ) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 77\n")
-    assert oom_counts(tmp_path, tmp_path) == OomCounts(77, None)
+    assert read_oom_counts(tmp_path, tmp_path) == OomCounts(77, None)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert oom_counts(tmp_path, tmp_path) == expected
+    assert read_oom_counts(tmp_path, tmp_path) == expected
 
 
 def test_what_cannot_be_read_blames_nobody(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("oom_kill many\n")
-    assert oom_counts(tmp_path, tmp_path) == oom_counts(tmp_path / "none", tmp_path / "none") == OomCounts(0, None)
+    assert (
+        read_oom_counts(tmp_path, tmp_path)
+        == read_oom_counts(tmp_path / "none", tmp_path / "none")
+        == OomCounts(0, None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_a_trainer_killed_by_the_oom_killer_is_told_so_with_limit_and_use() -> N
     assert (cause.local, cause.secondary) == (1, False)
     assert cause.text.startswith("killed by the kernel's OOM killer: the container's memory limit is 2.15 GB")
     assert "resources.limits.memory" in cause.text
-    assert limit_of(endings[1], oom) == "limit"
+    assert exceeded_limit_of(endings[1], oom) == "limit"
 
 
 def test_the_node_s_memory_is_told_as_the_node_s() -> None:
@@ -151,8 +155,8 @@ def test_one_whose_worker_process_it_ended_says_both() -> None:
     ],
 )
 def test_a_rank_that_ended_otherwise_is_not_taken_for_what_was_killed(ending: RankExit, limit: str) -> None:
-    assert limit_of(ending, OomKill("node", "")) == limit
-    assert limit_of(ending, None) == ""
+    assert exceeded_limit_of(ending, OomKill("node", "")) == limit
+    assert exceeded_limit_of(ending, None) == ""
 
 
 def test_any_other_kill_is_only_a_kill() -> None:
@@ -165,23 +169,23 @@ def test_a_kill_that_was_made_is_told_once_and_only_where_the_group_counted_it(c
     word, group = tmp_path / "oom-n1", tmp_path / "group"
     group.mkdir()
     (group / counters).write_text("oom_kill 0\n")
-    assert injected_kill(None) is None
-    assert injected_kill(word) is None
+    assert consume_injected_kill(None) is None
+    assert consume_injected_kill(word) is None
     word.write_text(json.dumps({"group": str(group), "stands_in": ""}))
-    assert injected_kill(word) is None, "it ended by something else, and the kernel's kill may still come"
+    assert consume_injected_kill(word) is None, "it ended by something else, and the kernel's kill may still come"
     (group / counters).write_text("oom_kill 1\n")
-    made = injected_kill(word)
+    made = consume_injected_kill(word)
     assert made is not None
     assert (made.limit, "memory group that it was put into" in made.text) == ("limit", True)
-    assert injected_kill(word) is None
+    assert consume_injected_kill(word) is None
 
 
 def test_a_kill_that_the_kernel_did_not_make_says_what_stood_in(tmp_path: Path) -> None:
     word = tmp_path / "oom-n1"
     word.write_text(json.dumps({"group": "", "stands_in": "no memory group can be made: Permission denied"}))
-    made = injected_kill(word)
+    made = consume_injected_kill(word)
     assert made is not None
-    assert made.limit == limit_of(RankExit(0, -9, None), made) == "limit"
+    assert made.limit == exceeded_limit_of(RankExit(0, -9, None), made) == "limit"
     assert "SIGKILL stands in here (no memory group can be made: Permission denied)" in made.text
 
 
@@ -249,9 +253,9 @@ def test_the_first_cause_is_no_echo_if_there_is_another(endings: list[RankExit],
 
 
 def test_a_cause_is_one_line() -> None:
-    assert describe(1, ErrorReport("ValueError", "one\ntwo", 0.0)) == "ValueError: one"
-    assert describe(1, ErrorReport("SystemExit", "no data folder", 0.0)) == "exited: no data folder"
-    assert describe(-77, None) == "killed by signal 77"
+    assert describe_exit(1, ErrorReport("ValueError", "one\ntwo", 0.0)) == "ValueError: one"
+    assert describe_exit(1, ErrorReport("SystemExit", "no data folder", 0.0)) == "exited: no data folder"
+    assert describe_exit(-77, None) == "killed by signal 77"
 
 
 def test_both_kinds_of_error_files_are_read() -> None:

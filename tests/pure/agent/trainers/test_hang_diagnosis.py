@@ -15,7 +15,7 @@ from surefoot.agent.trainers.hang_diagnosis import (
     CollectiveQuery,
     Frame,
     collectives_of,
-    main_thread,
+    parse_main_thread,
     summarize_collectives,
     summarize_stacks,
 )
@@ -62,7 +62,7 @@ def test_all_that_answer_are_heard_and_grouped() -> None:
 
 
 def test_a_rank_that_does_not_answer_costs_the_limit_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_diagnosis, "TAKE_SECONDS", 0.01)
+    monkeypatch.setattr(hang_diagnosis, "CAPTURE_TIMEOUT_SECONDS", 0.01)
     answers = Ranks(mute=frozenset((1,))).ask()
     assert "keeps the GIL" in answers[1].reason
     assert collectives_of(answers) == (), "which proves nothing"
@@ -114,8 +114,8 @@ SLEEPS = """Current thread 0x00007f00 (most recent call first):
 
 
 def test_the_main_thread_is_the_last_one() -> None:
-    assert main_thread(WAITS_STACK_SUMMARY)[0].function == "all_reduce"
-    assert main_thread(SLEEPS) == (
+    assert parse_main_thread(WAITS_STACK_SUMMARY)[0].function == "all_reduce"
+    assert parse_main_thread(SLEEPS) == (
         Frame("/home/me/train.py", 28, "load"),
         Frame("/home/me/train.py", 39, "main"),
         Frame("/home/me/train.py", 70, "<module>"),

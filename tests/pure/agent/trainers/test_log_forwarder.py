@@ -47,7 +47,7 @@ def test_a_failed_rank_s_last_lines_are_shown_only_if_something_was_left_out(tmp
         forwarder.start()
         forwarder.start_forwarding(path, 3)
         forwarder.stop_forwarding(path)
-        forwarder.tail(path, 3)
+        forwarder.show_tail(path, 3)
         forwarder.close(30.0)
         assert isinstance(forwarder.out, io.StringIO)
         assert forwarder.out.getvalue().count("[rank 3] the error") == 1
@@ -87,6 +87,6 @@ def test_no_more_is_shown_than_the_rate_allows_and_nothing_is_lost_from_the_coun
         else:
             hidden += size
     assert shown <= 1000.0 + now * 100.0 + 1e-6
-    said = flow.overflow(now, is_final=True)
+    said = flow.report_skipped(now, is_final=True)
     assert (said is None) == (hidden == 0)
     assert said is None or f"({hidden} bytes)" in said

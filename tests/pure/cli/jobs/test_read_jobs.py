@@ -18,13 +18,13 @@ from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_run, stored_job
 from surefoot_operator.cli.jobs.suspend_and_rollback import rollback_patch
 from surefoot_operator.cli.main import main
 from surefoot_operator.errors import PlatformError
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import (
     MemoryServerRecord,
     NodeRecord,
     RunFolder,
     WorkerRecord,
-    to_json,
+    record_to_json,
     write_json,
 )
 from surefoot_operator.policy.core.actions import Event
@@ -37,16 +37,16 @@ from surefoot_operator.policy.core.actions import Event
 def folder(tmp_path: Path) -> RunFolder:
     """One live node with a free place and a worker that waits for one."""
     found = RunFolder(tmp_path / "run")
-    found.make()
-    store = Store(found)
+    found.create_folders()
+    store = RunFolderStore(found)
     store.write_job(stored_document(), "uid-1")
     store.patch_status(replace(running().status, serial=0), JobStatus())
-    store.record([Event("GenerationClaimed", "epoch 1 is claimed")])
+    store.record_events([Event("GenerationClaimed", "epoch 1 is claimed")])
     life = str(identity_of(os.getpid()))
     node = NodeRecord("node-0", life, "node-0", MemoryServerRecord("127.0.0.1", 1, life))
-    write_json(found.node("node-0"), to_json(node), durable=False)
+    write_json(found.node_file("node-0"), record_to_json(node), durable=False)
     waiting = WorkerRecord("gpt-0-1", "w", 0, 1, 1000.0, ("a",), {})
-    write_json(found.worker("gpt-0-1"), to_json(waiting), durable=False)
+    write_json(found.worker_file("gpt-0-1"), record_to_json(waiting), durable=False)
     return found
 
 
@@ -67,7 +67,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_folder_is_named(folder: RunFolder) -> None:
-    folder.node("node-0").write_text("{}")
+    folder.node_file("node-0").write_text("{}")
     with pytest.raises(PlatformError, match="was a file edited"):
         read_run(folder.root)
 

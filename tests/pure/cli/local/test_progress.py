@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.data.loader import ElasticLoader
-from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, first_step
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, first_own_step
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import SkippedData
 from surefoot_operator.cli.local import progress
@@ -238,9 +238,11 @@ TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Chec
 def test_a_job_that_took_up_an_older_ones_checkpoint_counts_from_there() -> None:
     lines = run_of(1, 3, 5, 7) + run_of(2, 2, 7, 9)
     kept = progress.counted_lines(lines, TAKEN_UP)
-    assert progress.count_samples(kept, first_step(TAKEN_UP)) == progress.SampleAccount(9, BATCH, lost=0, repeated=0)
+    assert progress.count_samples(kept, first_own_step(TAKEN_UP)) == progress.SampleAccount(
+        9, BATCH, lost=0, repeated=0
+    )
     gap = progress.count_samples(
-        progress.counted_lines([x for x in lines if x.step != 6], TAKEN_UP), first_step(TAKEN_UP)
+        progress.counted_lines([x for x in lines if x.step != 6], TAKEN_UP), first_own_step(TAKEN_UP)
     )
     assert gap is not None
     assert (gap.lost, gap.missing_steps) == (BATCH, (6,))

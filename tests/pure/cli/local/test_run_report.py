@@ -26,7 +26,7 @@ from surefoot_operator.cli.local.faults import Fault, InjectedFault
 from surefoot_operator.cli.local.progress import RunProgress, SampleAccount
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, log_to_blame
 from surefoot_operator.cli.main import main
-from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 # ---- run report ------------------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ LINE = '{"generation": 1, "step": %d, "rank": %d, "loss": %s, "samples": null, "
 def ended(root: Path, began: float, loss: str = "2.5") -> RunFolder:
     """A run of three ranks that finished four steps."""
     found = RunFolder(root)
-    found.make()
-    store = Store(found)
+    found.create_folders()
+    store = RunFolderStore(found)
     store.write_job(stored_document(), "uid-1")
     status = replace(
         running().status, serial=0, phase="Complete", step=4, start_seconds=began, completion_seconds=began + 9
@@ -177,7 +177,7 @@ def ended(root: Path, began: float, loss: str = "2.5") -> RunFolder:
     store.patch_status(status, JobStatus())
     for rank in range(3):
         text = "".join(LINE % (step, rank, loss, began + step) for step in range(1, 5))
-        (found.ledger / f"worker-{rank}-1.jsonl").write_text(text)
+        (found.ledger_folder / f"worker-{rank}-1.jsonl").write_text(text)
     return found
 
 
@@ -205,7 +205,7 @@ def test_the_undisturbed_run_is_drawn_where_it_is_this_runs(tmp_path: Path, bega
 def test_a_local_runs_report_is_a_page_where_its_name_says_so(tmp_path: Path, name: str) -> None:
     progress = RunProgress(ended(tmp_path / "run", 1000.0))
     progress.poll()
-    job = Store(progress.folder).job()
+    job = RunFolderStore(progress.folder).read_job()
     over = run_report.FinishedRun(job, progress, (), ())
     found = run_report.build_conclusion(over, None)
     text = run_local._report_text(Path(name), tmp_path / "run", over, found)

@@ -37,7 +37,7 @@ def test_a_first_one_names_all_and_is_signed_by_its_own_authority() -> None:
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert b"PRIVATE KEY" in made[KEY]
-    assert certificates.is_signed_by_us(made)
+    assert certificates.has_authority_key(made)
     assert certificates.renewal_reason(made, NAMES, NOW) == ""
 
 

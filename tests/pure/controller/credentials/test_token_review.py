@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_agent import hello
-from surefoot_operator.controller.credentials.token_review import BoundPod, bound_pod, expires_seconds, rejection
+from surefoot_operator.controller.credentials.token_review import (
+    BoundPod,
+    hello_rejection,
+    parse_bound_pod,
+    token_expiry_seconds,
+)
 
 POD = BoundPod("team", "job-worker-0-1", "pod-uid")
 
@@ -24,7 +29,7 @@ def review(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_token_is_its_pods() -> None:
-    assert bound_pod(review(), "surefoot") == POD
+    assert parse_bound_pod(review(), "surefoot") == POD
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,7 @@ def test_a_token_is_its_pods() -> None:
     ],
 )
 def test_what_is_no_pods_token_counts_for_nothing(status: dict[str, Any], sentence: str) -> None:
-    found = bound_pod(status, "surefoot")
+    found = parse_bound_pod(status, "surefoot")
     assert isinstance(found, str)
     assert sentence in found
 
@@ -55,11 +60,11 @@ def stored(uid: str = "pod-uid", job: str = "job-1", index: int = 0, attempt: in
 
 
 def test_the_pod_must_be_that_worker() -> None:
-    assert rejection(hello(0, 1), POD, stored(), stored(), controlled=True) is None
+    assert hello_rejection(hello(0, 1), POD, stored(), stored(), controlled=True) is None
 
 
 def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
-    found = rejection(hello(0, 1), POD, stored(), stored(), controlled=False)
+    found = hello_rejection(hello(0, 1), POD, stored(), stored(), controlled=False)
     assert found is not None
     assert (found.retry, found.reason) == (
         False,
@@ -79,7 +84,7 @@ def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
     ],
 )
 def test_another_pods_worker_is_refused(pod: dict[str, Any] | None, retry: bool, sentence: str) -> None:
-    found = rejection(hello(0, 1), POD, pod, None, controlled=True)
+    found = hello_rejection(hello(0, 1), POD, pod, None, controlled=True)
     assert found is not None
     assert found.retry is retry
     assert sentence in found.reason
@@ -103,4 +108,4 @@ def jwt(claims: Any) -> str:
     ],
 )
 def test_a_token_says_itself_when_it_ends(token: str, until: float | None) -> None:
-    assert expires_seconds(token) == until
+    assert token_expiry_seconds(token) == until

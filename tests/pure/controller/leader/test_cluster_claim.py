@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from surefoot_operator.controller.leader.cluster_claim import (
     EXPIRY_SECONDS,
     MAX_INSTALLATIONS,
-    MAY_ACT_SECONDS,
+    MAX_READ_GAP_SECONDS,
     RENEW_SECONDS,
-    BadClaims,
     Claim,
-    ClaimsSeen,
+    InvalidClaims,
+    ObservedClaims,
     add_reading,
     claims_text,
     find_rival,
@@ -27,9 +27,9 @@ from surefoot_operator.controller.leader.cluster_claim import (
 NAMESPACES = st.sampled_from(["", "a", "b", "c"])
 
 
-def watched(claims: dict[str, Claim], seconds: float) -> ClaimsSeen:
+def watched(claims: dict[str, Claim], seconds: float) -> ObservedClaims:
     """Read again and again for so long, always the same."""
-    seen = ClaimsSeen()
+    seen = ObservedClaims()
     for second in range(round(seconds) + 1):
         seen = add_reading(seen, claims, float(second))
     return seen
@@ -46,7 +46,7 @@ def test_claims_are_read_as_they_were_written(claims: dict[str, Claim]) -> None:
      json.dumps({str(n): {"namespace": "", "beat": ""} for n in range(MAX_INSTALLATIONS + 1)})],
 )  # fmt: skip
 def test_what_something_else_wrote_is_no_claim(text: str) -> None:
-    with pytest.raises(BadClaims):
+    with pytest.raises(InvalidClaims):
         parse_claims(text)
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_written_that_nobody_could_read() -> None:
     fine = {str(number): Claim("", "1") for number in range(MAX_INSTALLATIONS)}
     assert len(parse_claims(claims_text(fine))) == MAX_INSTALLATIONS
     for wrong in ({**fine, "more": Claim("", "1")}, {"long": Claim("", "x" * 70_000)}):
-        with pytest.raises(BadClaims):
+        with pytest.raises(InvalidClaims):
             claims_text(wrong)
 
 
@@ -63,7 +63,7 @@ def test_two_that_may_have_a_job_in_common_never_stand_together(comers: list[tup
     """Whoever comes, in any order: it writes what `renew` says where it finds no rival."""
     claims: dict[str, Claim] = {}
     for name, namespace in comers:
-        seen = add_reading(ClaimsSeen(), claims, 0.0)
+        seen = add_reading(ObservedClaims(), claims, 0.0)
         if not find_rival(seen, name, namespace, 0.0):
             claims = renew_claim(seen, name, Claim(namespace, "beat"), 0.0)
         spaces = [claim.namespace for claim in claims.values()]
@@ -76,7 +76,7 @@ def test_two_that_may_have_a_job_in_common_never_stand_together(comers: list[tup
     [("", "", True), ("", "a", True), ("a", "", True), ("a", "a", True), ("a", "b", False)],
 )
 def test_operators_of_different_namespaces_are_no_rivals(first: str, second: str, rival: bool) -> None:
-    seen = add_reading(ClaimsSeen(), {"one": Claim(first, "1")}, 0.0)
+    seen = add_reading(ObservedClaims(), {"one": Claim(first, "1")}, 0.0)
     assert find_rival(seen, "two", second, 0.0) == ("one" if rival else "")
     assert find_rival(seen, "one", first, 0.0) == "", "a replica of the same installation comes at once"
 
@@ -106,4 +106,4 @@ def test_one_of_several_replicas_renews() -> None:
 
 def test_who_stops_acting_does_so_before_another_may_begin() -> None:
     """With two renewals missed and each of them late by a whole call."""
-    assert RENEW_SECONDS + MAY_ACT_SECONDS <= EXPIRY_SECONDS
+    assert RENEW_SECONDS + MAX_READ_GAP_SECONDS <= EXPIRY_SECONDS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from surefoot_operator.controller.credentials.certificates import server_names
 from surefoot_operator.controller.leader import election_rules
 from surefoot_operator.controller.leader.election_rules import (
-    LONGEST_SECONDS,
-    STEP_SECONDS,
+    DELAY_PER_SHARD_SECONDS,
+    MAX_DELAY_SECONDS,
     Candidate,
     LeaseTimings,
     ObservedLease,
@@ -28,7 +28,7 @@ from surefoot_operator.controller.leader.election_rules import (
     shard_to_request,
     shard_url,
 )
-from surefoot_operator.controller.leader.leader_election import LEADER as LEADER_ELECTION_LEADER
+from surefoot_operator.controller.leader.leader_election import LEADER_LABEL as LEADER_ELECTION_LEADER
 
 # ---- election --------------------------------------------------------------------------------------------------------
 # Who leads: every case of the decision, and many schedules of three candidates with lost answers and frozen ones.
@@ -42,7 +42,7 @@ def lease(holder: str = "other", version: str = "1", seconds: float = 3.0) -> Ob
 
 
 def watched(since: float, found: ObservedLease | None) -> Candidate:
-    return election_rules.seen(ME, found, since)
+    return election_rules.record_read(ME, found, since)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def watched(since: float, found: ObservedLease | None) -> Candidate:
     ],
 )
 def test_who_does_not_lead_waits_until_nobody_does(candidate: Candidate, now: float, verb: str, reason: str) -> None:
-    step = election_rules.decide(candidate, now, TIMINGS)
+    step = election_rules.next_action(candidate, now, TIMINGS)
     assert step.verb == verb
     assert reason in step.reason
 
 
-LEADER = election_rules.written(ME, lease("me", "7"), 100.0, TIMINGS)
+LEADER = election_rules.record_write(ME, lease("me", "7"), 100.0, TIMINGS)
 
 
 @pytest.mark.parametrize(
@@ -85,21 +85,31 @@ LEADER = election_rules.written(ME, lease("me", "7"), 100.0, TIMINGS)
         (LEADER, 110.0, "stand-down", "could not be renewed for 10.0 s"),
         # frozen for an hour, or a machine that slept
         (LEADER, 3700.0, "stand-down", "could not be renewed for 3600.0 s"),
-        (election_rules.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease belongs to other now"),
-        (election_rules.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease belongs to no replica now"),
-        (election_rules.seen(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
+        (
+            election_rules.record_read(LEADER, lease("other", "8"), 101.0),
+            101.0,
+            "lost",
+            "the lease belongs to other now",
+        ),
+        (
+            election_rules.record_read(LEADER, lease("", "8"), 101.0),
+            101.0,
+            "lost",
+            "the lease belongs to no replica now",
+        ),
+        (election_rules.record_read(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
         # our own write, whose answer was lost: it is not counted, and the lease is renewed again
-        (election_rules.seen(LEADER, lease("me", "8"), 101.0), 101.0, "renew", "renewed"),
-        (election_rules.seen(LEADER, lease("me", "8"), 103.0), 110.0, "stand-down", "could not be renewed"),
+        (election_rules.record_read(LEADER, lease("me", "8"), 101.0), 101.0, "renew", "renewed"),
+        (election_rules.record_read(LEADER, lease("me", "8"), 103.0), 110.0, "stand-down", "could not be renewed"),
         # it stands by then, and takes the lease where nobody else has
         (
-            election_rules.stood_down(LEADER),
+            election_rules.stand_down(LEADER),
             110.0,
             "acquire",
             "this replica had the lease before it restarted, and no other has taken it",
         ),
         (
-            election_rules.seen(election_rules.stood_down(LEADER), lease("other", "8"), 110.0),
+            election_rules.record_read(election_rules.stand_down(LEADER), lease("other", "8"), 110.0),
             110.0,
             "wait",
             "other leads",
@@ -107,45 +117,55 @@ LEADER = election_rules.written(ME, lease("me", "7"), 100.0, TIMINGS)
     ],
 )
 def test_a_leader_renews_and_knows_when_it_is_none(candidate: Candidate, now: float, verb: str, reason: str) -> None:
-    step = election_rules.decide(candidate, now, TIMINGS)
+    step = election_rules.next_action(candidate, now, TIMINGS)
     assert step.verb == verb
     assert reason in step.reason
 
 
 def test_a_leader_may_act_only_until_its_own_deadline() -> None:
-    assert not election_rules.leads(ME, 0.0)
-    assert election_rules.leads(LEADER, 101.9)
-    assert not election_rules.leads(LEADER, 102.0)
-    assert not election_rules.leads(LEADER, 1e9)
+    assert not election_rules.is_leader(ME, 0.0)
+    assert election_rules.is_leader(LEADER, 101.9)
+    assert not election_rules.is_leader(LEADER, 102.0)
+    assert not election_rules.is_leader(LEADER, 1e9)
 
 
 def test_a_wait_ends_in_time_for_what_is_next() -> None:
-    assert election_rules.decide(watched(100.0, lease()), 100.0, TIMINGS).after_seconds == TIMINGS.retry_seconds
-    assert election_rules.decide(watched(100.0, lease()), 102.8, TIMINGS).after_seconds == pytest.approx(0.2)
-    assert election_rules.decide(LEADER, 100.1, TIMINGS).after_seconds == pytest.approx(0.4)
+    assert election_rules.next_action(watched(100.0, lease()), 100.0, TIMINGS).after_seconds == TIMINGS.retry_seconds
+    assert election_rules.next_action(watched(100.0, lease()), 102.8, TIMINGS).after_seconds == pytest.approx(0.2)
+    assert election_rules.next_action(LEADER, 100.1, TIMINGS).after_seconds == pytest.approx(0.4)
 
 
 def test_only_a_new_version_is_a_sign_of_life() -> None:
-    once = election_rules.seen(ME, lease(version="1"), 100.0)
-    again = election_rules.seen(once, lease(version="1"), 108.0)
-    assert again.changed_at == 100.0
-    assert election_rules.seen(again, lease(version="2"), 109.0).changed_at == 109.0
+    once = election_rules.record_read(ME, lease(version="1"), 100.0)
+    again = election_rules.record_read(once, lease(version="1"), 108.0)
+    assert again.changed_seconds == 100.0
+    assert election_rules.record_read(again, lease(version="2"), 109.0).changed_seconds == 109.0
     # deleted meanwhile, and there again: news
-    assert election_rules.seen(election_rules.seen(again, None, 110.0), lease(version="1"), 111.0).changed_at == 111.0
+    assert (
+        election_rules.record_read(
+            election_rules.record_read(again, None, 110.0), lease(version="1"), 111.0
+        ).changed_seconds
+        == 111.0
+    )
 
 
 def test_a_write_counts_from_when_it_was_asked_for() -> None:
     """The server took it at some moment after that, and others count from when they saw it: later still."""
-    asked = election_rules.written(ME, lease("me", "3"), 50.0, TIMINGS)
-    assert asked.leads_until == 52.0
+    asked = election_rules.record_write(ME, lease("me", "3"), 50.0, TIMINGS)
+    assert asked.leads_until_seconds == 52.0
     # one that came so late that others may lead by now gives nothing but the right to try again
-    assert not election_rules.leads(asked, 52.5)
+    assert not election_rules.is_leader(asked, 52.5)
 
 
 def test_a_slow_server_is_given_time_and_no_call_outlasts_the_term() -> None:
-    assert [election_rules.call_limit(ME, timeouts, 0.0, TIMINGS) for timeouts in range(4)] == [1.5, 3.0, 4.0, 4.0]
-    assert election_rules.call_limit(LEADER, 2, 109.0, TIMINGS) == 1.0
-    assert election_rules.call_limit(LEADER, 2, 200.0, TIMINGS) == TIMINGS.retry_seconds
+    assert [election_rules.call_timeout_seconds(ME, timeouts, 0.0, TIMINGS) for timeouts in range(4)] == [
+        1.5,
+        3.0,
+        4.0,
+        4.0,
+    ]
+    assert election_rules.call_timeout_seconds(LEADER, 2, 109.0, TIMINGS) == 1.0
+    assert election_rules.call_timeout_seconds(LEADER, 2, 200.0, TIMINGS) == TIMINGS.retry_seconds
 
 
 def test_others_wait_longer_than_a_leader_acts() -> None:
@@ -197,12 +217,12 @@ def test_never_two_lead_at_one_moment(turns: list[tuple[int, float, float, bool]
         if who in lost:
             continue
         asked_at = now + skews[who]
-        step = election_rules.decide(candidates[who], asked_at, TIMINGS)
+        step = election_rules.next_action(candidates[who], asked_at, TIMINGS)
         if step.verb == "lost":
             lost.add(who)
             continue
         if step.verb == "stand-down":
-            candidates[who] = election_rules.stood_down(candidates[who])
+            candidates[who] = election_rules.stand_down(candidates[who])
             continue
         if step.verb in ("acquire", "renew"):
             now += takes
@@ -213,13 +233,15 @@ def test_never_two_lead_at_one_moment(turns: list[tuple[int, float, float, bool]
                 assert not goes_on or before == [candidates[who].identity], (
                     "its term goes on, and another one led meanwhile"
                 )
-                candidates[who] = election_rules.written(candidates[who], taken, asked_at, TIMINGS)
+                candidates[who] = election_rules.record_write(candidates[who], taken, asked_at, TIMINGS)
             elif taken is None and arrives:
-                candidates[who] = election_rules.seen(candidates[who], server.lease, now + skews[who])
+                candidates[who] = election_rules.record_read(candidates[who], server.lease, now + skews[who])
         else:
-            candidates[who] = election_rules.seen(candidates[who], server.lease, now + skews[who])
+            candidates[who] = election_rules.record_read(candidates[who], server.lease, now + skews[who])
         leaders = [
-            c.identity for n, c in enumerate(candidates) if n not in lost and election_rules.leads(c, now + skews[n])
+            c.identity
+            for n, c in enumerate(candidates)
+            if n not in lost and election_rules.is_leader(c, now + skews[n])
         ]
         assert len(leaders) <= 1, f"{leaders} lead at {now}"
 
@@ -230,10 +252,10 @@ def test_somebody_leads_in_the_end(data: st.DataObject) -> None:
     found = data.draw(st.none() | st.builds(ObservedLease, st.sampled_from(["", "me", "other"]), st.just("9")))
     now, candidate = 1000.0, replace(ME)
     for _ in range(20):
-        step = election_rules.decide(candidate, now, TIMINGS)
+        step = election_rules.next_action(candidate, now, TIMINGS)
         if step.verb == "acquire":
             return
-        candidate = election_rules.seen(candidate, found, now)
+        candidate = election_rules.record_read(candidate, found, now)
         now += max(step.after_seconds, 0.1)
     raise AssertionError("nobody ever leads")
 
@@ -289,7 +311,7 @@ class Leases:
             seen = self.seen()
             if self.holder[shard] == name and handover_reason(name, shard, seen, self.layout):
                 self.holder[shard], self.free_ticks[shard] = "", 0
-            elif not seen[shard].server and self._waited(shard) >= patience_seconds(name, shard, seen, self.layout):
+            elif not seen[shard].leader and self._waited(shard) >= patience_seconds(name, shard, seen, self.layout):
                 self.moves += 1
                 self.holder[shard], self.asked[shard], self.free_ticks[shard] = name, "", 0
         if self.tick % ASK_TICKS == 0:
@@ -333,7 +355,7 @@ def test_shards_are_led_soon_spread_evenly_and_then_stay(
         run(rng.randint(1, 20))  # type: ignore[attr-defined]
     run(ASK_TICKS * (shards + 2) + EXPIRY_TICKS)
     assert leases.is_even(), leases.holder
-    assert leases.unled_ticks * TICK_SECONDS <= LONGEST_SECONDS + 2 * TICK_SECONDS
+    assert leases.unled_ticks * TICK_SECONDS <= MAX_DELAY_SECONDS + 2 * TICK_SECONDS
     moves, holders = leases.moves, list(leases.holder)
     run(4 * ASK_TICKS)
     assert (leases.moves, leases.holder) == (moves, holders), "nothing is handed to and fro"
@@ -366,9 +388,9 @@ SPREAD = {0: ObservedShard("root"), 1: ObservedShard("other"), 2: ObservedShard(
     ("me", "shard", "seen", "layout", "expected"),
     [
         ("new", 2, SPREAD, ShardLayout(3, 3), 0.0),
-        ("other", 2, SPREAD, ShardLayout(3, 3), STEP_SECONDS),
-        ("root", 2, {**SPREAD, 1: ObservedShard("root")}, ShardLayout(3, 3), LONGEST_SECONDS),
-        ("new", 2, {**SPREAD, 2: ObservedShard("", "other")}, ShardLayout(3, 3), LONGEST_SECONDS),
+        ("other", 2, SPREAD, ShardLayout(3, 3), DELAY_PER_SHARD_SECONDS),
+        ("root", 2, {**SPREAD, 1: ObservedShard("root")}, ShardLayout(3, 3), MAX_DELAY_SECONDS),
+        ("new", 2, {**SPREAD, 2: ObservedShard("", "other")}, ShardLayout(3, 3), MAX_DELAY_SECONDS),
         ("other", 2, {**SPREAD, 2: ObservedShard("", "other")}, ShardLayout(3, 3), 0.0),
         ("new", 2, SPREAD, ShardLayout(3, 1), math.inf),
         ("root", 2, SPREAD, ShardLayout(3, 1), 0.0),

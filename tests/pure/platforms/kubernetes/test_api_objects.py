@@ -13,11 +13,11 @@ from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import parse_error
 from surefoot_operator.platforms.kubernetes.api_objects import (
     ApiError,
-    call_of,
-    cause_of,
-    is_ordinary,
-    is_there,
-    readable,
+    already_exists,
+    classify_error,
+    is_expected_error,
+    parse_call,
+    shorten_message,
 )
 from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
@@ -54,7 +54,7 @@ TEST_FAILED = "the server rejected our request due to an error in our request"
     ],
 )  # fmt: skip
 def test_a_call_is_read_from_its_path(method: str, path: str, body: Any, call: ApiCall) -> None:
-    assert call_of(method, path, body) == call
+    assert parse_call(method, path, body) == call
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_call_is_read_from_its_path(method: str, path: str, body: Any, call: A
 def test_what_only_tells_of_a_state_of_things_refuses_nothing(
     method: str, path: str, code: int, reason: str, message: str, ordinary: bool
 ) -> None:
-    assert is_ordinary(call_of(method, path), ApiError(f"{method} {path}", code, reason, message)) is ordinary
+    assert is_expected_error(parse_call(method, path), ApiError(f"{method} {path}", code, reason, message)) is ordinary
 
 
 def test_what_exists_already_is_there_and_a_conflict_is_not() -> None:
-    call = call_of("POST", "/api/v1/namespaces/team/secrets", {"metadata": {"name": "s"}})
-    assert is_there(call, ApiError("POST", 409, "AlreadyExists", ""))
-    assert not is_there(call, ApiError("POST", 409, "Conflict", ""))
+    call = parse_call("POST", "/api/v1/namespaces/team/secrets", {"metadata": {"name": "s"}})
+    assert already_exists(call, ApiError("POST", 409, "AlreadyExists", ""))
+    assert not already_exists(call, ApiError("POST", 409, "Conflict", ""))
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_what_exists_already_is_there_and_a_conflict_is_not() -> None:
     ],
 )
 def test_causes_are_few(code: int, message: str, cause: str) -> None:
-    assert cause_of(ApiError("POST pods", code, "R", message)) == cause
+    assert classify_error(ApiError("POST pods", code, "R", message)) == cause
 
 
 def test_a_namespace_that_is_being_deleted_is_known_by_its_cause() -> None:
     body = {"message": "forbidden", "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
-    assert parse_error("POST pods", 403, json.dumps(body)).closing
+    assert parse_error("POST pods", 403, json.dumps(body)).is_namespace_deleted
     for details in (None, {}, [], {"causes": None}, {"causes": "x"}, {"causes": [1, {"reason": 2}]}):
-        assert not parse_error("POST pods", 403, json.dumps({"message": "no", "details": details})).closing
+        assert not parse_error("POST pods", 403, json.dumps({"message": "no", "details": details})).is_namespace_deleted
 
 
 def test_the_server_s_reason_leads_and_whole_objects_are_left_out() -> None:
@@ -126,29 +126,29 @@ def test_the_server_s_reason_leads_and_whole_objects_are_left_out() -> None:
 
 
 def test_a_long_reason_keeps_both_its_ends() -> None:
-    said = ApiError("POST pods", 403, "Forbidden", "begins " + "word " * 9000 + "ends").sentence
+    said = ApiError("POST pods", 403, "Forbidden", "begins " + "word " * 9000 + "ends").server_message
     assert said.startswith("begins word")
     assert said.endswith("word ends")
     assert len(said) < 720
-    assert ApiError("POST pods", 403, "Forbidden", "").sentence == "the API server gave no reason"
+    assert ApiError("POST pods", 403, "Forbidden", "").server_message == "the API server gave no reason"
 
 
 def test_the_text_between_two_quoted_names_is_kept() -> None:
     """A long sentence between two quotes is no quoted value: only a whole object that the server quotes is cut out."""
     sentence = 'pods "refused-worker-0-1" is forbidden: error looking up service account scenarios/nobody: '
     sentence += 'serviceaccount "nobody" not found'
-    assert readable(sentence) == sentence
+    assert shorten_message(sentence) == sentence
     long_object = '{\\"apiVersion\\":\\"v1\\",' + "x" * 200 + "}"
-    assert readable(f'Invalid value: "{long_object}": no') == 'Invalid value: "…": no'
-    assert readable(f'patch: "{long_object}": no') == 'patch: "…": no'
-    assert readable(f'Invalid value: "{"x" * 200}": no') == 'Invalid value: "…": no'
+    assert shorten_message(f'Invalid value: "{long_object}": no') == 'Invalid value: "…": no'
+    assert shorten_message(f'patch: "{long_object}": no') == 'patch: "…": no'
+    assert shorten_message(f'Invalid value: "{"x" * 200}": no') == 'Invalid value: "…": no'
 
 
 # ---- strangers -------------------------------------------------------------------------------------------------------
 # A pod that bears a job's labels and is not the job's: it is no worker, and keeps nobody from looking after the job.
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
-WORKER = {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "7"}
+WORKER = {api_objects.WORKER_INDEX_LABEL: "0", api_objects.ATTEMPT_LABEL: "7"}
 
 
 def pod(
@@ -156,7 +156,7 @@ def pod(
 ) -> Any:  # never written to
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "resourceVersion": "5"}
     owners = [owner] if owner is not None else []
-    marked = {**metadata, "labels": {api_objects.JOB_UID: "u", **marks}, "ownerReferences": owners}
+    marked = {**metadata, "labels": {api_objects.JOB_UID_LABEL: "u", **marks}, "ownerReferences": owners}
     return {"metadata": marked, "spec": {"nodeName": "n1", "containers": [{"name": "trainer"}]}, "status": {}}
 
 

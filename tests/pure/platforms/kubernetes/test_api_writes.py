@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surefoot.protocol.identities import Checkpoint, MemoryServerId
-from surefoot_operator.api.status import Condition, JobStatus, Membership, stamp
+from surefoot_operator.api.status import Condition, JobStatus, Membership, precondition_of
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.memory import MemoryTierCredentials
@@ -130,10 +130,10 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
     ]
     (place,) = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
-    assert place.settling
+    assert place.may_be_prefaulting
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     (again,) = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
-    assert again == replace(place, settling=False)
+    assert again == replace(place, may_be_prefaulting=False)
 
 
 def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
@@ -152,7 +152,7 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
     ]
     assert observations.count_servers(found) == 3
     seen = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
-    assert [(p.server, p.port, p.process, p.running, p.servers) for p in seen] == [
+    assert [(p.server_index, p.port, p.process, p.running, p.servers_on_node) for p in seen] == [
         (0, 6379, "x/containerd://1", True, 3),
         (1, 6380, "x/containerd://7", False, 3),
     ], "one that has no container yet is unknown"
@@ -161,25 +161,25 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     stored: dict[str, Any] = {"metadata": {"uid": "u"}}
-    assert api_writes.stored_stamp(stored) == stamp(JobStatus())
-    paths = [(o["op"], o["path"]) for o in api_writes.status_patch(stored, {}, stamp(JobStatus()))]
+    assert api_writes.read_precondition(stored) == precondition_of(JobStatus())
+    paths = [(o["op"], o["path"]) for o in api_writes.build_status_patch(stored, {}, precondition_of(JobStatus()))]
     assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
     stored["status"] = {}
-    tests = api_writes.status_patch(stored, {}, stamp(JobStatus()))[1:3]
+    tests = api_writes.build_status_patch(stored, {}, precondition_of(JobStatus()))[1:3]
     assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/membership", None)]
     new = JobStatus(serial=7, membership=Membership(3, "Claimed"))
-    tests = api_writes.status_patch(stored, {}, stamp(new))[1:4]
+    tests = api_writes.build_status_patch(stored, {}, precondition_of(new))[1:4]
     assert [o["value"] for o in tests] == [7, 3, "Claimed"]
     assert [o["path"] for o in tests] == ["/status/serial", "/status/membership/generation", "/status/membership/state"]
     stored["status"] = status_to_json(new)
-    assert api_writes.stored_stamp(stored) == stamp(new)
+    assert api_writes.read_precondition(stored) == precondition_of(new)
 
 
 def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> None:
     """Found on a cluster: a writer that expected a world had its test left out, and wrote."""
     nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
-    expecting = stamp(JobStatus(membership=Membership(1, "Claimed")))
-    tests = [o for o in api_writes.status_patch(nobody_wrote, {}, expecting) if o["op"] == "test"]
+    expecting = precondition_of(JobStatus(membership=Membership(1, "Claimed")))
+    tests = [o for o in api_writes.build_status_patch(nobody_wrote, {}, expecting) if o["op"] == "test"]
     assert ("/status/membership/generation", 1) in [(o["path"], o["value"]) for o in tests]
 
 
@@ -210,8 +210,15 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     ],
 )
 def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
-    metadata = {"name": "p", "uid": "u", "labels": {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "1"}}
-    status = {"phase": "Failed", "containerStatuses": [{"name": api_objects.TRAINER, "state": {"terminated": ended}}]}
+    metadata = {
+        "name": "p",
+        "uid": "u",
+        "labels": {api_objects.WORKER_INDEX_LABEL: "0", api_objects.ATTEMPT_LABEL: "1"},
+    }
+    status = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": api_objects.TRAINER_CONTAINER, "state": {"terminated": ended}}],
+    }
     found = observations.observe_worker({"metadata": metadata, "spec": {}, "status": status})
     assert (found.message, found.oom_killed) == (said, ended["reason"] == "OOMKilled")
 

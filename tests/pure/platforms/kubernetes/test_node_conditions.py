@@ -12,13 +12,13 @@ from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.memory.connection_pool import MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects, node_conditions
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_writes import timestamp
+from surefoot_operator.platforms.kubernetes.api_writes import format_time
 from surefoot_operator.platforms.kubernetes.node_conditions import (
-    CONDITION,
-    MARK,
+    CONDITION_TYPE,
+    UNHEALTHY_KEY,
     NodeReport,
-    node_writes,
-    reports_by_node,
+    build_node_patches,
+    collect_reports,
 )
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods, observations, watched_objects
 from surefoot_operator.platforms.kubernetes.views import observations as node_objects
@@ -35,18 +35,18 @@ WRITERS = [{"manager": "kwok", "fieldsV1": {"f:status": {f"f:{n}": {} for n in r
 
 def pod(variables: int = 100, **status: Any) -> Object:
     own = {
-        api_objects.WORKER_INDEX: "1",
-        api_objects.ATTEMPT: "3",
-        api_objects.PART: api_objects.WORKER,
+        api_objects.WORKER_INDEX_LABEL: "1",
+        api_objects.ATTEMPT_LABEL: "3",
+        api_objects.PART_LABEL: api_objects.WORKER,
         **api_objects.job_labels("gpt", "u"),
     }
     metadata = {
         "name": "p", "namespace": "team", "uid": "x", "resourceVersion": "7", "managedFields": WRITERS,
-        "creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [api_objects.owner("gpt", "u")],
+        "creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [api_objects.owner_reference("gpt", "u")],
         "labels": {**own, "team": "ours", "controller-revision-hash": "r1"},
-        "annotations": {api_objects.HOLDER_TLS: "true", "note": "long"},
+        "annotations": {api_objects.MEMORY_SERVER_TLS: "true", "note": "long"},
     }  # fmt: skip
-    ports = [{"name": api_objects.HOLDER_CONTAINER, "containerPort": 6380}]
+    ports = [{"name": api_objects.MEMORY_SERVER_CONTAINER, "containerPort": 6380}]
     environment = [{"name": f"V{n}", "value": "text"} for n in range(variables)]
     containers = [{"name": "trainer", "env": environment, "ports": ports}, {"name": "companion"}]
     state = {"name": "trainer", "containerID": "c1", "state": RUNNING, "image": "i", "imageID": "sha", "lastState": {}}
@@ -77,11 +77,11 @@ def test_of_a_workers_pod_everything_that_is_read_is_kept(found: Object) -> None
         observations.observe_worker,
         observations.observe_purge,
         observations.node_of,
-        api_objects.part_of,
-        api_objects.job_of,
+        api_objects.role_of,
+        api_objects.job_uid_label_of,
     ):
         assert cast(Any, read)(kept) == cast(Any, read)(found)
-    assert api_objects.is_of(kept, job)
+    assert api_objects.is_controlled_by(kept, job)
     assert kept["metadata"].get("deletionTimestamp") == found["metadata"].get("deletionTimestamp")
 
 
@@ -99,11 +99,17 @@ def test_of_a_holders_pod_everything_that_is_read_is_kept(found: Object) -> None
 def node(images: int = 100, **other: Any) -> Object:
     metadata = {
         "name": "n1", "uid": "node-n1", "resourceVersion": "7", "managedFields": WRITERS,
-        "labels": {api_objects.HOSTNAME: "n1", "rack": "r2", "state": "broken"}, "annotations": {"note": "long"},
+        "labels": {api_objects.HOSTNAME_LABEL: "n1", "rack": "r2", "state": "broken"}, "annotations": {"note": "long"},
     }  # fmt: skip
     conditions = [
         {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "posting", "lastHeartbeatTime": "x"},
-        {"type": node_conditions.CONDITION, "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "t"},
+        {
+            "type": node_conditions.CONDITION_TYPE,
+            "status": "True",
+            "reason": "R",
+            "message": "m",
+            "lastTransitionTime": "t",
+        },
     ]
     status = {"conditions": conditions, "images": [{"names": [str(n)]} for n in range(images)], **other}
     return {"metadata": metadata, "spec": {"podCIDR": "c", "taints": [{"key": "k", "effect": "e"}]}, "status": status}
@@ -121,7 +127,11 @@ def node(images: int = 100, **other: Any) -> Object:
 )
 def test_of_a_node_everything_that_is_read_is_kept(found: Object) -> None:
     kept = watched_objects.trim_node(found)
-    for read in (observations.plan_fields, observations.is_cordoned_or_evacuated, observations.is_contradicted):
+    for read in (
+        observations.node_plan_fields,
+        observations.is_cordoned_or_evacuated,
+        observations.lease_outweighs_conditions,
+    ):
         assert cast(Any, read)(kept) == cast(Any, read)(found)
     for heard in (
         KubeletLiveness(),
@@ -130,8 +140,8 @@ def test_of_a_node_everything_that_is_read_is_kept(found: Object) -> None:
     ):
         assert observations.observe_node(kept, heard, "rack") == observations.observe_node(found, heard, "rack")
     for report in (None, node_conditions.NodeReport("Slow", "it is slow", 9.0)):
-        written = node_conditions.node_writes(found, report, "NoSchedule", 1.0)
-        assert node_conditions.node_writes(kept, report, "NoSchedule", 1.0) == written
+        written = node_conditions.build_node_patches(found, report, "NoSchedule", 1.0)
+        assert node_conditions.build_node_patches(kept, report, "NoSchedule", 1.0) == written
 
 
 def parts(found: Any) -> int:
@@ -176,7 +186,7 @@ REPORT = NodeReport("GpuLost", "GPU 0 is lost; found by an agent of job ns/gpt",
 def node_node_reports(
     name: str = "n0", condition: dict[str, Any] | None = None, taints: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "True"}, *([{"type": CONDITION, **condition}] if condition else [])]
+    conditions = [{"type": "Ready", "status": "True"}, *([{"type": CONDITION_TYPE, **condition}] if condition else [])]
     return {
         "metadata": {"name": name, "uid": name, "resourceVersion": "7"},
         "spec": {"taints": taints or []},
@@ -185,13 +195,13 @@ def node_node_reports(
 
 
 def job(name: str, **sick: tuple[str, float]) -> dict[str, Any]:
-    entries = [{"name": n, "reason": reason, "untilTime": timestamp(until)} for n, (reason, until) in sick.items()]
+    entries = [{"name": n, "reason": reason, "untilTime": format_time(until)} for n, (reason, until) in sick.items()]
     return {"metadata": {"namespace": "ns", "name": name}, "status": {"unhealthyNodes": entries}}
 
 
 def merged(found: dict[str, Any], report: NodeReport | None, taint: str = "") -> dict[str, Any]:
     """The node after the writes, as the API server merges them."""
-    writes = node_writes(found, report, taint, NOW)
+    writes = build_node_patches(found, report, taint, NOW)
     conditions = {one["type"]: one for one in found["status"]["conditions"]}
     annotations = dict(found["metadata"].get("annotations") or {})
     if writes.status is not None:
@@ -210,13 +220,13 @@ def merged(found: dict[str, Any], report: NodeReport | None, taint: str = "") ->
 
 def test_a_sick_node_gets_a_condition_with_reason_and_job_and_a_mark_for_repair() -> None:
     nodes = {"n0": node_node_reports()}
-    reports, left_out = reports_by_node([job("gpt", n0=("GpuLost: GPU 0 is lost", NOW + 100))], nodes, NOW)
+    reports, left_out = collect_reports([job("gpt", n0=("GpuLost: GPU 0 is lost", NOW + 100))], nodes, NOW)
     assert (reports, left_out) == ({"n0": REPORT}, [])
     told = merged(nodes["n0"], reports["n0"])
-    (condition,) = (one for one in told["status"]["conditions"] if one["type"] == CONDITION)
+    (condition,) = (one for one in told["status"]["conditions"] if one["type"] == CONDITION_TYPE)
     assert (condition["status"], condition["reason"], condition["message"]) == ("True", "GpuLost", REPORT.message)
-    assert condition["lastTransitionTime"] == timestamp(NOW)
-    assert told["metadata"]["annotations"] == {MARK: f"GpuLost: {REPORT.message}"}
+    assert condition["lastTransitionTime"] == format_time(NOW)
+    assert told["metadata"]["annotations"] == {UNHEALTHY_KEY: f"GpuLost: {REPORT.message}"}
     assert told["spec"]["taints"] == [], "a taint only where one is wanted"
     assert node_objects.observe_node(told, KubeletLiveness(), "zone", KNOWN_SIGNALS).evacuation_reason.startswith(
         "it has the condition SurefootUnhealthy=True"
@@ -235,15 +245,17 @@ def test_a_sick_node_gets_a_condition_with_reason_and_job_and_a_mark_for_repair(
 )
 def test_what_was_written_is_not_written_again(condition: Any, report: NodeReport | None, taint: str) -> None:
     once = merged(node_node_reports(condition=condition), report, taint)
-    again = node_writes(once, report, taint, NOW + 50)
+    again = build_node_patches(once, report, taint, NOW + 50)
     assert (again.status, again.taint) == (None, None)
 
 
 def test_a_node_of_which_nothing_is_found_any_more_is_taken_back_and_one_that_never_was_is_not_touched() -> None:
-    assert node_writes(node_node_reports(), None, "NoSchedule", NOW) == node_writes(node_node_reports(), None, "", NOW)
-    assert node_writes(node_node_reports(), None, "NoSchedule", NOW).status is None
+    assert build_node_patches(node_node_reports(), None, "NoSchedule", NOW) == build_node_patches(
+        node_node_reports(), None, "", NOW
+    )
+    assert build_node_patches(node_node_reports(), None, "NoSchedule", NOW).status is None
     sick = merged(node_node_reports(), REPORT, "NoSchedule")
-    assert sick["spec"]["taints"] == [{"key": MARK, "value": "GpuLost", "effect": "NoSchedule"}]
+    assert sick["spec"]["taints"] == [{"key": UNHEALTHY_KEY, "value": "GpuLost", "effect": "NoSchedule"}]
     well = merged(sick, None, "NoSchedule")
     assert well["spec"]["taints"] == []
     assert well["metadata"]["annotations"] == {}
@@ -255,8 +267,8 @@ def test_taints_of_others_and_without_a_wish_are_left_alone() -> None:
     sick = merged(node_node_reports(taints=[other]), REPORT, "NoSchedule")
     assert sick["spec"]["taints"][0] == other
     assert merged(sick, None, "NoSchedule")["spec"]["taints"] == [other]
-    marked = node_node_reports(taints=[{"key": MARK, "effect": "NoSchedule"}])
-    assert node_writes(marked, None, "", NOW).taint is None
+    marked = node_node_reports(taints=[{"key": UNHEALTHY_KEY, "effect": "NoSchedule"}])
+    assert build_node_patches(marked, None, "", NOW).taint is None
 
 
 def test_reports_decay_and_the_longest_of_several_jobs_counts() -> None:
@@ -266,10 +278,10 @@ def test_reports_decay_and_the_longest_of_several_jobs_counts() -> None:
         job("b", n0=("LinkDown: y", NOW + 20)),
         {"metadata": {"namespace": "ns", "name": "c"}},
     ]
-    assert reports_by_node(jobs, nodes, NOW)[0]["n0"].reason == "LinkDown"
-    assert reports_by_node(jobs, nodes, NOW + 15)[0]["n0"].reason == "LinkDown"
-    assert reports_by_node(jobs, nodes, NOW + 25) == ({}, [])
-    assert reports_by_node([job("a", n9=("GpuLost: x", NOW + 10))], nodes, NOW) == ({}, []), "a node that is gone"
+    assert collect_reports(jobs, nodes, NOW)[0]["n0"].reason == "LinkDown"
+    assert collect_reports(jobs, nodes, NOW + 15)[0]["n0"].reason == "LinkDown"
+    assert collect_reports(jobs, nodes, NOW + 25) == ({}, [])
+    assert collect_reports([job("a", n9=("GpuLost: x", NOW + 10))], nodes, NOW) == ({}, []), "a node that is gone"
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5))
@@ -280,7 +292,7 @@ def test_a_tenth_of_the_cluster_at_most_is_told_of_and_who_was_told_of_stays(siz
     before = [f"n{i:02}" for i in range(min(sick, size))][-min(marked, most) :] if marked else []
     for name in before:
         nodes[name] = merged(nodes[name], REPORT)
-    reports, left_out = reports_by_node([found], nodes, NOW)
+    reports, left_out = collect_reports([found], nodes, NOW)
     assert len(reports) <= most
     assert set(before) <= set(reports)
     assert len(reports) + len(left_out) == min(sick, size)

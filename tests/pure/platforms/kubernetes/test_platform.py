@@ -23,10 +23,14 @@ def job(version: int, **status: Any) -> dict[str, Any]:
 
 
 def worker(index: int) -> dict[str, Any]:
-    own = {api_objects.WORKER_INDEX: str(index), api_objects.ATTEMPT: "1", **api_objects.job_labels("gpt", "u")}
+    own = {
+        api_objects.WORKER_INDEX_LABEL: str(index),
+        api_objects.ATTEMPT_LABEL: "1",
+        **api_objects.job_labels("gpt", "u"),
+    }
     metadata = {
         "name": f"w{index}", "namespace": "team", "uid": f"w{index}", "resourceVersion": "1", "labels": own,
-        "ownerReferences": [api_objects.owner("gpt", "u")],
+        "ownerReferences": [api_objects.owner_reference("gpt", "u")],
     }  # fmt: skip
     return {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}}
 
@@ -45,7 +49,7 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
 
     for where, name in (
         (platform, "parse_job"), (platform, "status_from_json"),
-        (platform.observations, "observe_worker"), (api_objects, "is_of"),
+        (platform.observations, "observe_worker"), (api_objects, "is_controlled_by"),
     ):  # fmt: skip
         counted(where, name)
     cache = ClusterCache(FakeApi().api)
@@ -54,7 +58,7 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
     for index in range(WORKERS):
         cache.workers._apply_event("ADDED", worker(index))
     fabric = KubernetesPlatform(cache, "team", "gpt", "u")
-    assert fabric.readable() is not None
+    assert fabric.last_valid_job() is not None
     for _ in range(ROUNDS):
         seen = await fabric.observe()
     assert (len(seen.workers), seen.status.serial) == (WORKERS, 1)

@@ -38,7 +38,7 @@ def test_coscheduling_finds_the_group_by_a_label() -> None:
     coscheduling = made({"gang": "Coscheduling"}, metadata={"labels": {"a": "b"}})
     assert coscheduling["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "gpt"
     assert coscheduling["metadata"]["labels"]["a"] == "b"
-    assert coscheduling["metadata"]["labels"][api_objects.JOB_UID] == "u"
+    assert coscheduling["metadata"]["labels"][api_objects.JOB_UID_LABEL] == "u"
     assert coscheduling["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
 
@@ -59,9 +59,9 @@ def test_a_group_says_what_its_scheduler_reads_and_belongs_to_the_job(group: Pod
     version = "scheduling.x-k8s.io/v1alpha1"
     body = pod_groups.build_pod_group(ME, group)
     assert (body["apiVersion"], body["kind"], body["spec"]) == (version, "PodGroup", spec)
-    assert api_objects.is_of(body, ME)
-    assert api_objects.job_of(body) == "u"
-    assert pod_groups.path(group.gang, "team", "gpt") == f"/apis/{version}/namespaces/team/podgroups/gpt"
+    assert api_objects.is_controlled_by(body, ME)
+    assert api_objects.job_uid_label_of(body) == "u"
+    assert pod_groups.pod_group_path(group.gang, "team", "gpt") == f"/apis/{version}/namespaces/team/podgroups/gpt"
     assert pod_groups.observe_pod_group(group.gang, stored(group)).group == group
 
 
@@ -69,7 +69,7 @@ def test_a_change_tests_the_version_that_was_read_and_leaves_what_is_not_ours() 
     old = stored(PodGroup("Coscheduling", 1, 60))
     old["metadata"]["labels"]["theirs"] = "x"
     old["spec"]["minTaskMember"] = {"worker": 1}
-    changed = pod_groups.pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 2)))
+    changed = pod_groups.build_pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 2)))
     assert changed == [
         {"op": "test", "path": "/metadata/uid", "value": "g"},
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
@@ -81,7 +81,7 @@ def test_a_change_tests_the_version_that_was_read_and_leaves_what_is_not_ours() 
     ]
     old["metadata"]["labels"] = None  # somebody took our labels off: no watch would see it any more
     assert (
-        pod_groups.pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 1)))[-1]["path"]
+        pod_groups.build_pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 1)))[-1]["path"]
         == "/metadata/labels"
     )
 

@@ -12,7 +12,7 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes import api_objects, pods
-from surefoot_operator.platforms.kubernetes.pods import PodSettings, purge_pod
+from surefoot_operator.platforms.kubernetes.pods import PodSettings, build_purge_pod
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.policy.core.actions import CreateWorker
 
@@ -290,7 +290,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def made_purging(settings: PodSettings | None = None) -> dict[str, Any]:
-    return purge_pod(parse_job(DOCUMENT), 2, ENVIRONMENT_PURGING, settings or PodSettings())
+    return build_purge_pod(parse_job(DOCUMENT), 2, ENVIRONMENT_PURGING, settings or PodSettings())
 
 
 def test_it_is_the_jobs_own_identity_and_image_and_none_of_its_training() -> None:
@@ -313,7 +313,7 @@ def test_a_quota_that_wants_limits_of_every_container_takes_it() -> None:
     assert set(container["resources"]["limits"]) == {"cpu", "memory"}  # and none of the training's accelerators
     job = copy.deepcopy(DOCUMENT)
     job["spec"]["template"]["spec"]["containers"][1]["resources"]["requests"] = {"ephemeral-storage": "100Gi"}
-    (container,) = purge_pod(parse_job(job), 2, ENVIRONMENT_PURGING, PodSettings())["spec"]["containers"]
+    (container,) = build_purge_pod(parse_job(job), 2, ENVIRONMENT_PURGING, PodSettings())["spec"]["containers"]
     assert container["resources"]["limits"]["ephemeral-storage"] == "1Gi"
 
 
@@ -334,7 +334,7 @@ def test_another_image_may_be_given_and_it_is_no_worker() -> None:
     pod = made_purging(PodSettings(purge_image="runtime:1"))
     assert pod["spec"]["containers"][0]["image"] == "runtime:1"
     assert pod["metadata"]["name"] == "gpt-delete-2"
-    assert api_objects.part_of(pod) == api_objects.PURGE
+    assert api_objects.role_of(pod) == api_objects.PURGE
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u"
 
 

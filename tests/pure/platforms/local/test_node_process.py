@@ -35,9 +35,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def test_with_room_nothing_is_left_to_write(disk: Disk, tmp_path: Path) -> None:
     writes = PendingWrites()
-    writes.write(tmp_path / "a", {"x": 1})
+    writes.write_or_retry(tmp_path / "a", {"x": 1})
     assert read_json(tmp_path / "a") == {"x": 1}
-    assert writes.retry_at is None
+    assert writes.retry_at_seconds is None
 
 
 def test_the_newest_content_is_written_once_there_is_room(
@@ -45,18 +45,18 @@ def test_the_newest_content_is_written_once_there_is_room(
 ) -> None:
     writes, path = PendingWrites(), tmp_path / "a"
     disk.full = True
-    writes.write(path, {"x": 1})
-    writes.write(path, {"x": 2})
+    writes.write_or_retry(path, {"x": 1})
+    writes.write_or_retry(path, {"x": 2})
     assert not path.exists()
     assert writes.read(path) == {"x": 2}
-    assert writes.retry_at == 100.0 + node_process.RETRY_SECONDS
+    assert writes.retry_at_seconds == 100.0 + node_process.WRITE_RETRY_SECONDS
     disk.full = False
-    writes.flush()
+    writes.write_pending()
     assert not path.exists(), "not before its time"
-    disk.now = writes.retry_at
-    writes.flush()
+    disk.now = writes.retry_at_seconds
+    writes.write_pending()
     assert read_json(path) == {"x": 2}
-    assert writes.retry_at is None
+    assert writes.retry_at_seconds is None
     said = capsys.readouterr().err
     assert "No space left" in said
     assert said.count("cannot write") == said.count("all files of the node are written again") == 1
@@ -65,20 +65,20 @@ def test_the_newest_content_is_written_once_there_is_room(
 def test_a_disk_that_stays_full_is_told_once(disk: Disk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writes = PendingWrites()
     disk.full = True
-    writes.write(tmp_path / "a", {"x": 1})
+    writes.write_or_retry(tmp_path / "a", {"x": 1})
     for _ in range(5):
         disk.now += 1.0
-        writes.flush()
+        writes.write_pending()
     assert capsys.readouterr().err.count("cannot write") == 1
 
 
 def test_what_was_dropped_is_never_written(disk: Disk, tmp_path: Path) -> None:
     writes, path = PendingWrites(), tmp_path / "a"
     disk.full = True
-    writes.write(path, {"x": 1})
-    writes.drop(path)
+    writes.write_or_retry(path, {"x": 1})
+    writes.remove_file(path)
     disk.full = False
     disk.now += 1.0
-    writes.flush()
+    writes.write_pending()
     assert not path.exists()
     assert writes.read(path) is None

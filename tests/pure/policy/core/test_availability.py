@@ -13,8 +13,8 @@ from surefoot_operator.api.spec import FailurePolicy, HealthPolicy
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.core.availability import evacuation_reason, node_lost
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.availability import evacuation_reason, is_node_lost
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.planning.plan import plan
 
 # ---- outages ---------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_a_worker_that_is_heard_is_deleted_on_no_node(ready: bool) -> None:
 def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard() -> None:
     seen = with_session(doubted(running()), 1, last_message_seconds=NOW - 4)
     still = replace(seen, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in seen.sessions))
-    assert [name for name in ("n0", "n1", "n2") if node_lost(gather(still), name)] == ["n1"]
+    assert [name for name in ("n0", "n1", "n2") if is_node_lost(build_facts(still), name)] == ["n1"]
     incident = plan(still).status.incidents[-1]
     assert (incident.kind, incident.node) == ("node-lost", "n1")
     assert AWAY in incident.reason
@@ -71,16 +71,16 @@ def test_where_nobody_is_heard_and_no_node_is_well_none_is_lost() -> None:
     seen = doubted(running())
     for index in range(3):
         seen = with_session(seen, index, last_message_seconds=NOW - 4, step_at_seconds=NOW - 4.1)
-    assert not any(node_lost(gather(seen), name) for name in ("n0", "n1", "n2"))
+    assert not any(is_node_lost(build_facts(seen), name) for name in ("n0", "n1", "n2"))
     assert plan(seen).status.membership == seen.status.membership
     well = replace(seen, nodes=(*seen.nodes, ObservedNode("n3", "n3", True)))
-    assert all(node_lost(gather(well), name) for name in ("n0", "n1", "n2"))
+    assert all(is_node_lost(build_facts(well), name) for name in ("n0", "n1", "n2"))
 
 
 def test_a_new_leader_gives_agents_on_doubted_nodes_time_to_find_it() -> None:
     seen = replace(doubted(running()), sessions=running().sessions[:1], term_seconds=NOW - 5)
-    assert not node_lost(gather(seen), "n1")
-    assert node_lost(gather(replace(seen, term_seconds=NOW - 31)), "n1")
+    assert not is_node_lost(build_facts(seen), "n1")
+    assert is_node_lost(build_facts(replace(seen, term_seconds=NOW - 31)), "n1")
 
 
 def test_a_worker_that_was_just_placed_is_not_replaced_for_its_nodes_sake() -> None:
@@ -103,52 +103,52 @@ def test_a_line_that_breaks_under_a_doubted_node_loses_it_only_once_its_agent_is
     seen = with_session(
         doubted(running()), 0, connected=False, since_seconds=NOW - 0.01, last_message_seconds=NOW - 0.2
     )
-    assert not node_lost(gather(seen), "n0")
+    assert not is_node_lost(build_facts(seen), "n0")
     assert plan(seen).status.membership == seen.status.membership
     silent = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 4, last_message_seconds=NOW - 4)
     stands = replace(silent, sessions=tuple(replace(s, step_at_seconds=NOW - 4.1) for s in silent.sessions))
-    assert node_lost(gather(stands), "n0")
+    assert is_node_lost(build_facts(stands), "n0")
 
 
 def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_line_is_broken() -> None:
     """Found by the simulator: an API server that was away and a line of 3.6 s were two witnesses that both erred."""
     broken = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 20, last_message_seconds=NOW - 20)
     steps = with_session(broken, 1, step_at_seconds=NOW - 0.5)
-    assert not node_lost(gather(steps), "n0")
+    assert not is_node_lost(build_facts(steps), "n0")
     assert plan(steps).status.membership == steps.status.membership
     assert deleted(steps) == []
     slow = broken
     for index in range(3):
         slow = with_session(slow, index, step_at_seconds=NOW - 8, step_seconds=10.0)
-    assert not node_lost(gather(slow), "n0"), "steps may take longer than silence is borne"
+    assert not is_node_lost(build_facts(slow), "n0"), "steps may take longer than silence is borne"
     long_ago = replace(broken, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in broken.sessions))
-    assert node_lost(gather(long_ago), "n0"), "steps that ended say nothing"
-    assert node_lost(gather(claimed(steps)), "n0"), "of a world that is over nobody steps"
+    assert is_node_lost(build_facts(long_ago), "n0"), "steps that ended say nothing"
+    assert is_node_lost(build_facts(claimed(steps)), "n0"), "of a world that is over nobody steps"
 
 
 def test_the_last_node_that_an_api_server_hears_again_is_not_lost_for_a_line_that_broke() -> None:
     """Found on a cluster: two nodes were heard again, the third's worker was replaced in the second in which its line was away."""
     last = with_node(running(), "n2", ready=False, unconfirmed_failure=AWAY)
     broken = with_session(last, 2, connected=False, since_seconds=NOW - 1.2, last_message_seconds=NOW - 1.3)
-    assert not node_lost(gather(claimed(broken)), "n2")
+    assert not is_node_lost(build_facts(claimed(broken)), "n2")
     assert (deleted(claimed(broken)), created(claimed(broken))) == ([], [])
     silent = with_session(last, 2, connected=False, since_seconds=NOW - 4, last_message_seconds=NOW - 4)
-    assert node_lost(gather(claimed(silent)), "n2")
+    assert is_node_lost(build_facts(claimed(silent)), "n2")
 
 
 def test_the_last_node_that_is_heard_again_has_time_to_reach_a_new_leader() -> None:
     last = claimed(with_node(running(), "n2", ready=False, unconfirmed_failure=AWAY))
     last = replace(last, sessions=last.sessions[:2])
     young, old = replace(last, term_seconds=NOW - 1), replace(last, term_seconds=NOW - 4)
-    assert (node_lost(gather(young), "n2"), node_lost(gather(old), "n2")) == (False, True)
+    assert (is_node_lost(build_facts(young), "n2"), is_node_lost(build_facts(old), "n2")) == (False, True)
     told_to_wait = replace(old, retry_later_seconds=NOW - 1)
-    assert not node_lost(gather(told_to_wait), "n2"), "a herd comes in an order"
+    assert not is_node_lost(build_facts(told_to_wait), "n2"), "a herd comes in an order"
 
 
 def test_a_node_that_its_fabric_knows_to_be_down_is_lost_at_once() -> None:
     down = with_node(running(), "n2", ready=False, reason="its process is gone")
     broken = with_session(down, 2, connected=False, since_seconds=NOW - 0.1, last_message_seconds=NOW - 0.2)
-    assert node_lost(gather(broken), "n2")
+    assert is_node_lost(build_facts(broken), "n2")
 
 
 # ---- straggler replacement -------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_its_node_is_left_and_counts_as_a_restart() -> None:
     assert (nodes(status), answer(status)) == (["n2"], "its worker is moved to another node")
     assert [one.counted for one in status.recent_restarts] == [False]
     after = replace(seen, status=status)
-    assert evacuation_reason(gather(after), "n2") == "rank 2 was slow there"
+    assert evacuation_reason(build_facts(after), "n2") == "rank 2 was slow there"
     again = decided(after)
     assert (again.replaced_stragglers, again.recent_restarts) == (status.replaced_stragglers, status.recent_restarts)
     assert any("CreateWorker" in type(action).__name__ for action in plan(after).actions), "another one is made for it"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import running, with_session
-from surefoot.protocol.progress import Progress, of_worker
+from surefoot.protocol.progress import Progress, merge_rank_progress
 from surefoot_operator.api.status import DataProgress
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.planning.plan import plan
@@ -51,6 +51,6 @@ def test_a_pace_that_nobody_told_is_no_pace() -> None:
 
 
 def test_ranks_of_one_worker_add_their_samples_and_share_their_passes() -> None:
-    told = of_worker([Progress(epochs=1.0, step_samples=3), Progress(epochs=2.0, step_samples=4), Progress()])
+    told = merge_rank_progress([Progress(epochs=1.0, step_samples=3), Progress(epochs=2.0, step_samples=4), Progress()])
     assert (told.epochs, told.step_samples) == (1.5, 7)
     assert Progress(step=1).merge_over(told).epochs == 1.5

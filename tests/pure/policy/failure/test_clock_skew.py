@@ -25,7 +25,7 @@ def test_a_step_of_the_wall_clock_moves_no_time_of_a_term(step: float) -> None:
     wall[0] += step
     steady[0] += 2.0
     assert clock() == 1_700_000_002.0
-    clock.begin()
+    clock.start_term()
     assert clock() == 1_700_000_000.0 + step, "the next term believes the wall anew"
 
 

@@ -17,7 +17,7 @@ from surefoot_operator.api.spec import ExitCodes, FailurePolicy, FailureRule, Ru
 from surefoot_operator.api.status import Incident, Restart
 from surefoot_operator.job_snapshot import HangEvidence, JobSnapshot, ObservedExit, Timings
 from surefoot_operator.policy.core.actions import Plan
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.failure_detection import Failure, detect_failures, find_hang_outlier
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
@@ -445,9 +445,9 @@ def test_the_one_that_stands_at_an_earlier_step_is_blamed(own: bool) -> None:
 
 
 PLACES = (
-    RankStack((0,), "a", "in all_reduce", waiting=True),
-    RankStack((1,), "b", "in load (me/train.py:28)", waiting=False),
-    RankStack((2,), "a", "in all_reduce", waiting=True),
+    RankStack((0,), "a", "in all_reduce", is_waiting=True),
+    RankStack((1,), "b", "in load (me/train.py:28)", is_waiting=False),
+    RankStack((2,), "a", "in all_reduce", is_waiting=True),
 )
 
 
@@ -470,13 +470,13 @@ def test_a_hang_that_every_stack_shows_is_found_by_the_jobs_own_pace_and_names_w
 
 
 def test_where_all_stand_alike_the_hang_is_found_and_nobody_named() -> None:
-    alike = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    alike = tuple(RankStack((rank,), "a", "in all_reduce", is_waiting=True) for rank in range(3))
     incident = decided_hangs(proven(places=alike))
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
 
 
 def test_where_all_stand_in_one_line_the_collectives_name_who_is_in_another_and_no_node() -> None:
-    alike = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    alike = tuple(RankStack((rank,), "a", "in all_reduce", is_waiting=True) for rank in range(3))
     seen = proven(places=alike)
     for index, group in enumerate(("default_pg", "group 1", "default_pg")):
         call = Collective((index,), group, 7, "all_reduce", "Float[4]", "scheduled")
@@ -611,7 +611,7 @@ KILLED = ObservedExit(1, 1, -9, "killed by the kernel's OOM killer: …", False,
 
 
 def lost(seen: JobSnapshot) -> Failure:
-    return detect_failures(gather(seen)).losses[0]
+    return detect_failures(build_facts(seen)).failures[0]
 
 
 @pytest.mark.parametrize(
@@ -656,7 +656,7 @@ def struck(oom: str, limit: int) -> FakeWorld:
         for agent in here:
             at = now is not None and agent.seen.generation == now.generation and agent.seen.progress.step >= 35
             if at and agent.seen.index == 1 and agent.seen.exit is None:
-                gone = replace(KILLED, generation=agent.seen.generation, at_seconds=world.now, oom=oom)
+                gone = replace(KILLED, generation=agent.seen.generation, received_seconds=world.now, oom=oom)
                 agent.seen = replace(agent.seen, exit=gone)
         if world.status.phase == "Failed" or world.status.restarts >= 10:
             return world
@@ -677,7 +677,7 @@ def test_kills_by_the_program_s_own_limit_use_up_its_budget() -> None:
 # ---- odd one ---------------------------------------------------------------------------------------------------------
 # Who is named where stacks and collectives agree, disagree, or one of them says nothing.
 
-IN_ONE_LINE = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+IN_ONE_LINE = tuple(RankStack((rank,), "a", "in all_reduce", is_waiting=True) for rank in range(3))
 WAITS = Collective((0,), "default_pg", 8, "all_reduce", "Float[4]", "scheduled")
 
 
@@ -690,7 +690,9 @@ def seen(places: tuple[RankStack, ...], calls: dict[int, Collective]) -> list[Ha
 
 
 def apart(rank: int) -> tuple[RankStack, ...]:
-    return tuple(replace(p, stack="b", text="in load", waiting=False) if p.ranks == (rank,) else p for p in IN_ONE_LINE)
+    return tuple(
+        replace(p, stack_digest="b", text="in load", is_waiting=False) if p.ranks == (rank,) else p for p in IN_ONE_LINE
+    )
 
 
 def without(rank: int) -> dict[int, Collective]:
@@ -718,7 +720,7 @@ UNLIKE = {**ALL_WAIT, 2: replace(WAITS, call="all_gather")}
 def test_who_is_named(places: tuple[RankStack, ...], calls: dict[int, Collective], named: int, program: bool) -> None:
     found = find_hang_outlier(seen(places, calls))
     assert found is not None
-    assert (found.rank, found.program) == (named, program)
+    assert (found.rank, found.is_program_fault) == (named, program)
 
 
 @pytest.mark.parametrize("calls", [{}, LACKING, ALL_WAIT], ids=["none", "not all", "all alike"])

@@ -15,8 +15,8 @@ from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
 from surefoot_operator.api.status import Condition
 from surefoot_operator.cli.local.progress import largest_difference
 from surefoot_operator.job_snapshot import JobSnapshot
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.loss_anomalies import sound_steps, unsound_loss
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.failure.loss_anomalies import find_loss_anomaly, summarize_loss_history
 from surefoot_operator.policy.planning.plan import plan
 
 # ---- numerics --------------------------------------------------------------------------------------------------------
@@ -38,17 +38,19 @@ def odd(seen: JobSnapshot, index: int, since: int, last: int = 42, kind: str = "
 
 
 def test_without_a_policy_nobody_judges() -> None:
-    assert unsound_loss(gather(odd(running(), 1, 42, kind="not-finite"))) is None
-    assert sound_steps(gather(running())) is None
+    assert find_loss_anomaly(build_facts(odd(running(), 1, 42, kind="not-finite"))) is None
+    assert summarize_loss_history(build_facts(running())) is None
 
 
 def test_one_rank_without_a_number_is_enough_while_it_lasts() -> None:
-    found = unsound_loss(gather(odd(watched(), 1, 41, kind="not-finite")))
+    found = find_loss_anomaly(build_facts(odd(watched(), 1, 41, kind="not-finite")))
     assert found is not None
     assert (found.kind, found.since_step, found.action) == ("not-finite", 41, "Rollback")
     assert found.reason == "step 42 is odd (worker 1, since step 41)"
     over = odd(watched(), 1, 41, last=41, kind="not-finite")
-    assert unsound_loss(gather(over)) is None, "the step behind it was well: the program had left that one out"
+    assert find_loss_anomaly(build_facts(over)) is None, (
+        "the step behind it was well: the program had left that one out"
+    )
 
 
 @pytest.mark.parametrize(("last", "found"), [(40, True), (39, False), (0, False)])
@@ -60,7 +62,7 @@ def test_before_its_first_step_an_epoch_is_as_odd_as_what_it_restored(last: int,
     for one in seen.sessions:
         seen = with_session(seen, one.index, step=0)
     restored = odd(seen, 1, last, last=last, kind="not-finite")
-    assert (unsound_loss(gather(restored)) is not None) == found
+    assert (find_loss_anomaly(build_facts(restored)) is not None) == found
 
 
 @pytest.mark.parametrize(
@@ -70,16 +72,16 @@ def test_a_spike_takes_half_of_the_workers_and_so_many_steps(workers: int, since
     seen = watched(on_spike="Rollback")
     for index in range(workers):
         seen = odd(seen, index, since)
-    assert (unsound_loss(gather(seen)) is not None) == found
+    assert (find_loss_anomaly(build_facts(seen)) is not None) == found
 
 
 def test_steps_count_once_every_worker_has_told_of_them() -> None:
     seen = with_session(watched(good_after_steps=7), 2, step=40)
-    sound = sound_steps(gather(odd(seen, 1, 12, last=13)))
+    sound = summarize_loss_history(build_facts(odd(seen, 1, 12, last=13)))
     assert sound is not None
     assert (sound.step, sound.anomaly_step, sound.later_steps) == (40, 13, 7)
     gone = replace(seen, sessions=seen.sessions[:2])
-    assert sound_steps(gather(gone)).step == 0  # type: ignore[union-attr]
+    assert summarize_loss_history(build_facts(gone)).step == 0  # type: ignore[union-attr]
 
 
 # ---- loss finite -----------------------------------------------------------------------------------------------------

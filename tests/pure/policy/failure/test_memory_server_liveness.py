@@ -12,7 +12,7 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, Persist
 from surefoot_operator.api.status import Incident, Membership
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer, PersistentListing
 from surefoot_operator.policy.core.actions import Plan
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.memory_server_liveness import unreachable_servers, usable_servers
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
@@ -111,9 +111,9 @@ def test_one_unreachable_holder_that_may_have_the_only_copy_is_waited_for_while_
 def test_a_silent_server_is_gone_only_once_another_instance_runs_in_its_own_place() -> None:
     seen = blind(0.1)
     beside = ObservedMemoryServer(endpoint("n0", "i1", server=1), "Ready", NOW)
-    assert len(unreachable_servers(gather(replace(seen, servers=(*seen.servers, beside))))) == 3
+    assert len(unreachable_servers(build_facts(replace(seen, servers=(*seen.servers, beside))))) == 3
     again = ObservedMemoryServer(endpoint("n0", "i1"), "Ready", NOW)
-    left = unreachable_servers(gather(replace(seen, servers=(*seen.servers, again))))
+    left = unreachable_servers(build_facts(replace(seen, servers=(*seen.servers, again))))
     assert [e.instance.node for e in left] == ["n1", "n2"]
 
 
@@ -189,7 +189,7 @@ def test_of_several_servers_the_first_ones_error_is_said_each_time() -> None:
 
 def usable(seen: JobSnapshot) -> tuple[list[str], bool]:
     found = usable_servers(seen.servers, seen.status.assigned_servers, 1)
-    return [endpoint.instance.node for endpoint in found.endpoints], found.reachable
+    return [endpoint.instance.node for endpoint in found.endpoints], found.are_reachable
 
 
 def test_an_operator_that_sees_no_holder_takes_none_from_the_agents() -> None:

@@ -17,17 +17,17 @@ from surefoot_operator.api.status import Incident, JobStatus, Membership, Restar
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedExit, PendingCreate
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.restart_budget import (
-    MAX_REMEMBERED,
-    PAUSES,
+    MAX_RECENT_RESTARTS,
+    RESTART_BACKOFF,
     append_restart,
     decide_restart,
-    pause_until,
     record_restart,
+    restart_delay_end,
 )
-from surefoot_operator.policy.membership.workers import UNSTARTED_SECONDS
+from surefoot_operator.policy.membership.workers import START_TIMEOUT_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
 
@@ -156,18 +156,18 @@ def test_the_last_replacement_has_its_chance() -> None:
 
 
 def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_is_then_made_anew_without_limit() -> None:
-    early = plan(unstarted(age=UNSTARTED_SECONDS - 1, phase="Pending"))
+    early = plan(unstarted(age=START_TIMEOUT_SECONDS - 1, phase="Pending"))
     assert not early.actions
     assert "worker 0 could not be started" in early.reason
     assert early.wake_after_seconds is not None
     assert early.wake_after_seconds <= 1.0
-    waiting = plan(unstarted(age=UNSTARTED_SECONDS + 4, phase="Pending"))
+    waiting = plan(unstarted(age=START_TIMEOUT_SECONDS + 4, phase="Pending"))
     assert not creates(waiting), "and the pause of one that failed"
-    made = plan(unstarted(age=UNSTARTED_SECONDS + 5, phase="Pending"))
+    made = plan(unstarted(age=START_TIMEOUT_SECONDS + 5, phase="Pending"))
     assert [c.index for c in creates(made)] == [0]
     assert [a.reason for a in made.actions if isinstance(a, DeleteWorker)] == ["it could not be started"]
     assert (made.status.failed_starts, made.status.failed_starts_counted) == (1, 0)
-    worn = plan(unstarted(6, age=UNSTARTED_SECONDS + 160, phase="Pending"))
+    worn = plan(unstarted(6, age=START_TIMEOUT_SECONDS + 160, phase="Pending"))
     assert worn.status.phase == "Pending", "a job of Kubernetes waits for its image as well"
     assert [c.index for c in creates(worn)] == [0]
 
@@ -384,7 +384,7 @@ def test_budgets_are_used_up_as_a_record_of_everything_says(
     seen = replace(seen, status=replace(seen.status, reached_step=42))
     model, reached = Model(limit, most, row_limit), 42
     for number, (what, progressed) in enumerate(losses):
-        facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + number))
+        facts = build_facts(replace(seen, now_seconds=NOW_RESTART_BUDGET + number))
         reached += progressed
         allowed = decide_restart(facts, LOSSES[what], reached)
         assert (allowed.rejection is not None) == model.refuses(what, progressed), (number, what, allowed)
@@ -400,11 +400,11 @@ def test_restarts_leave_their_window() -> None:
     policy = FailurePolicy(max_restarts=3, eval_period_seconds=60.0)
     seen = running(failure_policy=policy)
     for number in range(20):
-        facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * number))
+        facts = build_facts(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * number))
         allowed = decide_restart(facts, LOSSES["outside"], 42)
         assert allowed.rejection is None
         seen = replace(seen, status=record_restart(seen.status, allowed, 42))
-    facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * 19 + 1))
+    facts = build_facts(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * 19 + 1))
     assert "3 restarts within 60 s used up maxRestarts (3)" in str(
         decide_restart(facts, LOSSES["outside"], 42).rejection
     )
@@ -416,7 +416,7 @@ def test_what_is_remembered_is_bounded_and_leaves_none_out(gaps: list[float]) ->
     for gap in gaps:
         at += gap
         kept = append_restart(kept, Restart(at, True, True, False))
-    assert len(kept) <= MAX_REMEMBERED
+    assert len(kept) <= MAX_RECENT_RESTARTS
     assert sum(r.count for r in kept) == len(gaps)
     assert all(one.time_seconds <= other.time_seconds for one, other in pairwise(kept))
 
@@ -426,12 +426,12 @@ def test_pauses_grow_to_a_bound_and_only_where_a_program_may_be_the_cause() -> N
     waits = []
     for row in range(12):
         seen = replace(running(), status=replace(claimed, no_progress_restarts=row))
-        until = pause_until(gather(seen))
+        until = restart_delay_end(build_facts(seen))
         waits.append(0.0 if until is None else until - NOW_RESTART_BUDGET)
     assert waits[:5] == [0.0, 1.0, 2.0, 4.0, 8.0]
-    assert waits[-1] == PAUSES.longest_seconds
+    assert waits[-1] == RESTART_BACKOFF.max_seconds
     lost = plan(with_worker(running(), 1, phase="Failed")).status
-    assert pause_until(gather(replace(running(), status=replace(lost, no_progress_restarts=9)))) is None
+    assert restart_delay_end(build_facts(replace(running(), status=replace(lost, no_progress_restarts=9)))) is None
 
 
 # ---- what nobody can explain yet -----------------------------------------------------------------------------------

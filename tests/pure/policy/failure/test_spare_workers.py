@@ -21,9 +21,9 @@ from surefoot_operator import reasons
 from surefoot_operator.api.status import Condition, Incident, Member, Membership
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, PendingCreate
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.spare_workers import member_indices, required_indices, spare_agents
-from surefoot_operator.policy.membership.claim import STOPPING_SECONDS
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.failure.spare_workers import indexes_to_train, required_indexes, spare_agents
+from surefoot_operator.policy.membership.claim import STOPPING_WAIT_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.report.blockers import find_blocker, find_spare_blocker
 
@@ -100,7 +100,7 @@ def test_the_lost_worker_is_made_again_and_is_the_next_spare() -> None:
     seen = lost(with_spare(), 1)
     after = replace(seen, status=plan(claimed(seen)).status)
     assert actions(after, CreateWorker) == [CreateWorker(1, 2)]
-    assert sorted(required_indices(gather(after))) == [0, 1, 2, 3]
+    assert sorted(required_indexes(build_facts(after))) == [0, 1, 2, 3]
 
 
 def test_two_lost_workers_get_two_spares_in_order() -> None:
@@ -117,7 +117,7 @@ def test_who_is_about_to_be_ready_again_is_preferred_for_a_moment() -> None:
     made = plan(seen)
     assert made.status.membership == seen.status.membership
     assert "precede spares" in made.reason
-    late = with_session(claimed(with_spare(), ago=STOPPING_SECONDS + 0.1), 2, stopped=1)
+    late = with_session(claimed(with_spare(), ago=STOPPING_WAIT_SECONDS + 0.1), 2, stopped=1)
     assert [m.index for m in members(late)] == [0, 1, SPARE]
 
 
@@ -133,7 +133,7 @@ def test_a_member_that_began_as_a_spare_is_not_ended_with_the_spares() -> None:
     status = plan(claimed(lost(seen, 1))).status
     job = replace(seen.job, spec=replace(seen.job.spec, spares=0))
     fewer = replace(lost(seen, 1), status=status, job=job)
-    assert sorted(required_indices(gather(fewer))) == [0, 2, SPARE]
+    assert sorted(required_indexes(build_facts(fewer))) == [0, 2, SPARE]
     assert [a.name for a in actions(fewer, DeleteWorker)] == ["gpt-1-1"]
     assert actions(fewer, CreateWorker) == []
 
@@ -153,8 +153,8 @@ def test_spares_that_have_no_node_hinder_nothing_and_are_told_once() -> None:
     seen = running(spares=1)
     pending = worker(SPARE, phase="Pending", node=None, message="0/3 nodes are available", created_seconds=NOW - 90)
     seen = replace(seen, workers=(*seen.workers, pending))
-    facts = gather(seen)
-    assert member_indices(facts) == {0, 1, 2}
+    facts = build_facts(seen)
+    assert indexes_to_train(facts) == {0, 1, 2}
     assert find_blocker(facts) is None
     assert find_spare_blocker(facts) is not None
     told = condition(seen)
@@ -202,7 +202,7 @@ def test_a_lost_spare_changes_no_world_and_is_replaced() -> None:
     assert made.status.membership == seen.status.membership
     assert [a.index for a in actions(seen, CreateWorker)] == [SPARE]
     assert made.status.incidents == ()
-    assert spare_agents(gather(seen)) == []
+    assert spare_agents(build_facts(seen)) == []
 
 
 def test_starts_that_failed_beside_a_world_are_not_held_against_the_next_one() -> None:

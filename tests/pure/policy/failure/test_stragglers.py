@@ -11,16 +11,16 @@ from support.builders import running, with_session
 from support.paces import decided, paced
 from surefoot.protocol.progress import RankActivity
 from surefoot_operator.api.status import Condition, JobStatus
-from surefoot_operator.coordinator.sessions import WINDOW_OBSERVATIONS
+from surefoot_operator.coordinator.sessions import MIN_WINDOW_OBSERVATIONS
 from surefoot_operator.job_snapshot import MAX_WINDOWS, ActivityHistory, JobSnapshot, Timings
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.stragglers import current_stragglers, slow_ranks
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.failure.stragglers import find_slow_ranks, update_stragglers
 from surefoot_operator.policy.planning.plan import plan
 
 # ---- slow ranks ------------------------------------------------------------------------------------------------------
 # Who waits far less than its peers is found, and nobody where the looks do not show it.
 
-LOOKS = WINDOW_OBSERVATIONS
+LOOKS = MIN_WINDOW_OBSERVATIONS
 
 
 def paces(*shares: float, work: int = 100, samples: tuple[int, ...] = ()) -> list[RankActivity]:
@@ -48,15 +48,15 @@ def paces(*shares: float, work: int = 100, samples: tuple[int, ...] = ()) -> lis
     ],
 )
 def test_ranks_that_stand_out(name: str, given: list[RankActivity], found: list[int]) -> None:
-    assert [one.rank for one in slow_ranks([given] * MAX_WINDOWS)] == found, name
+    assert [one.rank for one in find_slow_ranks([given] * MAX_WINDOWS)] == found, name
 
 
 def test_it_takes_every_window() -> None:
     slow, other, nobody = paces(0.3, 0.95, 0.3), paces(0.3, 0.3, 0.95), paces(0.3, 0.3, 0.3)
-    assert slow_ranks([]) == ()
-    assert slow_ranks([slow, nobody, slow, slow]) == ()
-    assert slow_ranks([slow, slow, other, slow]) == ()
-    (found,) = slow_ranks([slow] * 4)
+    assert find_slow_ranks([]) == ()
+    assert find_slow_ranks([slow, nobody, slow, slow]) == ()
+    assert find_slow_ranks([slow, slow, other, slow]) == ()
+    (found,) = find_slow_ranks([slow] * 4)
     assert (found.rank, round(found.ratio, 1)) == (1, 3.3)
 
 
@@ -81,7 +81,7 @@ def test_who_does_what_no_peer_does_is_told_from_who_is_slow(
 ) -> None:
     given = [_in(one, *peer) for one in paces(0.3, 0.3, 0.3, 0.95)]
     given[3] = _in(given[3], *slow)
-    (found,) = slow_ranks([given] * MAX_WINDOWS)
+    (found,) = find_slow_ranks([given] * MAX_WINDOWS)
     assert (found.rank, found.divergent_line) == (3, None if line is None else (line, 3)), name
 
 
@@ -89,7 +89,7 @@ def test_windows_of_unlike_length_are_no_larger_part_of_the_batch() -> None:
     """Who has half as much again of each step's samples works half as long again, however long it was looked at."""
     window = paces(0.5, 0.5, 0.76, samples=(64, 64, 96))
     shorter = window[2]._replace(observations=LOOKS * 2 // 3, busy_observations=round(LOOKS * 2 / 3 * 0.76), samples=64)
-    assert slow_ranks([[*window[:2], shorter]] * MAX_WINDOWS) == ()
+    assert find_slow_ranks([[*window[:2], shorter]] * MAX_WINDOWS) == ()
 
 
 def _drawn(rng: random.Random, shares: list[float]) -> list[RankActivity]:
@@ -104,7 +104,7 @@ def test_the_noise_of_looks_names_nobody(unlike: float) -> None:
     for _ in range(400):
         size, share = rng.randint(3, 32), rng.uniform(0.05, 0.95)
         shares = [min(1.0, max(0.0, share + rng.gauss(0.0, unlike))) for _ in range(size)]
-        assert slow_ranks([_drawn(rng, shares) for _ in range(MAX_WINDOWS)]) == ()
+        assert find_slow_ranks([_drawn(rng, shares) for _ in range(MAX_WINDOWS)]) == ()
 
 
 def test_a_rank_that_takes_half_as_long_again_is_found_through_the_noise() -> None:
@@ -115,7 +115,7 @@ def test_a_rank_that_takes_half_as_long_again_is_found_through_the_noise() -> No
         slow = rng.randrange(size)
         shares = [0.97 if rank == slow else 0.97 / 1.5 for rank in range(size)]
         windows = [_drawn(rng, shares) for _ in range(2 * MAX_WINDOWS)]
-        named = [slow_ranks(windows[at : at + MAX_WINDOWS]) for at in range(MAX_WINDOWS + 1)]
+        named = [find_slow_ranks(windows[at : at + MAX_WINDOWS]) for at in range(MAX_WINDOWS + 1)]
         ranks = {one.rank for once in named for one in once}
         assert ranks <= {slow}
         found += bool(ranks)
@@ -157,8 +157,8 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
     quick, slow = paced(0.32, 0.32, 0.32), paced(0.32, 0.32, 0.96)
     mixed = quick
     for before, after in zip(slow.sessions, quick.sessions, strict=True):
-        windows = (*before.timings.pace.windows[:1], *after.timings.pace.windows[1:])
-        timings = replace(after.timings, pace=ActivityHistory(windows=windows))
+        windows = (*before.timings.activity.windows[:1], *after.timings.activity.windows[1:])
+        timings = replace(after.timings, activity=ActivityHistory(windows=windows))
         mixed = with_session(mixed, after.index, timings=timings)
     assert decided(replace(mixed, status=status)).stragglers == status.stragglers
     over = replace(quick, status=status)
@@ -170,9 +170,9 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
 
 
 def test_too_few_windows_and_a_worker_that_tells_nothing_name_nobody() -> None:
-    assert current_stragglers(gather(paced(0.32, 0.32, 0.96, windows=MAX_WINDOWS - 1))) == ()
+    assert update_stragglers(build_facts(paced(0.32, 0.32, 0.96, windows=MAX_WINDOWS - 1))) == ()
     silent = with_session(paced(0.32, 0.32, 0.96), 1, timings=Timings())
-    assert current_stragglers(gather(silent)) == ()
+    assert update_stragglers(build_facts(silent)) == ()
     assert even(decided(paced(0.32, 0.32, 0.32))) is None
 
 
@@ -184,8 +184,8 @@ def test_in_a_new_epoch_it_is_known_until_it_is_judged_there_and_only_in_its_pla
     assert world is not None
     elsewhere = (*world.members[:2], replace(world.members[2], node="n9"))
     moved = replace(status, membership=replace(world, members=elsewhere))
-    assert current_stragglers(gather(replace(running(), status=moved))) == ()
+    assert update_stragglers(build_facts(replace(running(), status=moved))) == ()
     smaller = replace(status, membership=replace(world, world_size=2, members=world.members[1:]))
-    assert current_stragglers(gather(replace(running(), status=smaller))) == (), (
+    assert update_stragglers(build_facts(replace(running(), status=smaller))) == (), (
         "a world of two tells nothing of who is usual"
     )

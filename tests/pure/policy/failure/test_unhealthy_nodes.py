@@ -15,7 +15,7 @@ from surefoot_operator.api.spec import HealthPolicy, RunPolicy
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedExit
 from surefoot_operator.policy.core.availability import evacuation_reason
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.unhealthy_nodes import (
     CONFIRM_SECONDS,
@@ -42,7 +42,7 @@ def found(seen: JobSnapshot, findings: dict[int, tuple[NodeFinding, ...]], ago: 
 def left(seen: JobSnapshot) -> set[str]:
     """Nodes that workers should leave once this snapshot was planned."""
     after = replace(seen, status=plan(seen).status)
-    return {f"n{i}" for i in range(len(seen.sessions)) if evacuation_reason(gather(after), f"n{i}")}
+    return {f"n{i}" for i in range(len(seen.sessions)) if evacuation_reason(build_facts(after), f"n{i}")}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_sick_node_is_avoided_though_nobody_is_there_any_more_and_not_for_ever
     over = replace(seen, now_seconds=NOW + 2)
     assert plan(over).status.unhealthy_nodes == ()
     still = found(seen, {1: (LOST,)})
-    (kept,) = update_unhealthy_nodes(gather(still))[0]
+    (kept,) = update_unhealthy_nodes(build_facts(still))[0]
     assert kept.until_seconds == NOW + UNHEALTHY_SECONDS
 
 
@@ -134,28 +134,32 @@ def test_what_an_agent_found_before_its_node_was_started_anew_counts_no_more() -
     later = replace(former, attempt=2, incarnation="inc-1-2", since_seconds=now, last_message_seconds=now, findings=())
     workers = tuple(replace(w, attempt=2) if w.index == 1 else w for w in seen.workers)
     assert (
-        set(unhealthy_nodes(gather(replace(seen, now_seconds=now, sessions=(*seen.sessions, later), workers=workers))))
+        set(
+            unhealthy_nodes(
+                build_facts(replace(seen, now_seconds=now, sessions=(*seen.sessions, later), workers=workers))
+            )
+        )
         == set()
     )
     again = replace(later, findings=former.findings)
     assert set(
-        unhealthy_nodes(gather(replace(seen, now_seconds=now, sessions=(*seen.sessions, again), workers=workers)))
+        unhealthy_nodes(build_facts(replace(seen, now_seconds=now, sessions=(*seen.sessions, again), workers=workers)))
     ) == {"n1"}
     alone = replace(seen, workers=tuple(w for w in seen.workers if w.index != 1))
-    assert set(unhealthy_nodes(gather(alone))) == {"n1"}, "nobody has looked since"
+    assert set(unhealthy_nodes(build_facts(alone))) == {"n1"}, "nobody has looked since"
 
 
 def test_failures_of_the_job_do_not_push_a_sick_node_out_of_the_list() -> None:
     seen = running(now=NOW, workers=4)
     one = ExcludedNode("n1", "GpuLost: x", NOW + 100)
-    facts = gather(replace(seen, status=replace(seen.status, unhealthy_nodes=(one,))))
+    facts = build_facts(replace(seen, status=replace(seen.status, unhealthy_nodes=(one,))))
     assert exclude_nodes(facts, Failure("trainer-failed", "x", NOW, 2, "n2", caused_by_program=True)) == ()
     assert evacuation_reason(facts, "n1") == "GpuLost: x"
 
 
 def test_a_job_may_be_told_and_left_alone() -> None:
     seen = found(running(now=NOW, workers=4, health_policy=HealthPolicy(on_unhealthy_node="Warn")), {1: (LOST,)})
-    assert unhealthy_nodes(gather(seen)) == {}
+    assert unhealthy_nodes(build_facts(seen)) == {}
     assert left(seen) == set()
 
 

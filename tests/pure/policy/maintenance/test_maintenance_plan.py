@@ -27,8 +27,8 @@ from surefoot_operator.policy.core.actions import (
     RequestRepair,
     UploadSaves,
 )
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.maintenance.last_good import kept_in_memory_for_rollback
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.maintenance.last_good import checkpoints_kept_in_memory_for_rollback
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.maintenance.upload_plan import MAX_FAILED_UPLOADS
 from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS
@@ -361,7 +361,7 @@ def heard_of(seen: JobSnapshot) -> JobSnapshot:
 
 
 def spared(seen: JobSnapshot) -> set[int]:
-    return {one.step for one in kept_in_memory_for_rollback(gather(seen), WHOLE, [])}
+    return {one.step for one in checkpoints_kept_in_memory_for_rollback(build_facts(seen), WHOLE, [])}
 
 
 def watched() -> JobSnapshot:

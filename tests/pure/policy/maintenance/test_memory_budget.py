@@ -10,9 +10,13 @@ from support.builders import BEGAN, endpoint, manifest, running, told, with_hold
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec
 from surefoot_operator.api.status import Condition
 from surefoot_operator.job_snapshot import JobSnapshot
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
-from surefoot_operator.policy.maintenance.memory_budget import MemoryServerBudget, judge_by_tightest_node, judge_fit
+from surefoot_operator.policy.maintenance.memory_budget import (
+    MemoryServerBudget,
+    judge_by_tightest_node,
+    judge_memory_budget,
+)
 from surefoot_operator.policy.planning.plan import plan
 
 GIB = 1 << 30
@@ -119,7 +123,7 @@ def test_ranks_of_a_worker_are_spread_over_a_nodes_servers() -> None:
     )
     holders = (*seen.servers, *more)
     status = replace(status, assigned_servers=tuple(h.endpoint for h in holders))
-    budget = judge_fit(gather(saying(replace(seen, status=status, servers=holders), 102_400, 10**9)))
+    budget = judge_memory_budget(build_facts(saying(replace(seen, status=status, servers=holders), 102_400, 10**9)))
     assert budget is not None
     assert {(s.node, s.server): s.ranks for s in budget.shares} == {(f"n{n}", s): 4 for n in range(3) for s in range(2)}
     assert {s.save_bytes for s in budget.shares} == {4 * 25_700}
@@ -128,7 +132,7 @@ def test_ranks_of_a_worker_are_spread_over_a_nodes_servers() -> None:
 
 def test_what_agents_say_is_placed_as_their_saves_are() -> None:
     # three workers make one group: each saves beside itself and at the next
-    budget = judge_fit(gather(saying(running(), 25_600, 10**9)))
+    budget = judge_memory_budget(build_facts(saying(running(), 25_600, 10**9)))
     assert budget is not None
     assert {s.node: s.ranks for s in budget.shares} == {"n0": 2, "n1": 2, "n2": 2}
     assert {s.save_bytes for s in budget.shares} == {2 * 25_700}
@@ -137,7 +141,7 @@ def test_what_agents_say_is_placed_as_their_saves_are() -> None:
 
 def test_nothing_is_judged_before_every_member_has_said_what_it_needs() -> None:
     seen = saying(running(), 1000, 10)
-    assert judge_fit(gather(with_session(seen, 1, save_bytes=0))) is None
+    assert judge_memory_budget(build_facts(with_session(seen, 1, save_bytes=0))) is None
     kept = plan_maintenance(with_session(seen, 1, save_bytes=0))
     assert condition(kept) is None
 
@@ -146,7 +150,7 @@ def test_only_what_cannot_be_this_job_s_is_taken_for_others() -> None:
     seen = saying(running(), 25_600, 10**6)
     entries = tuple(replace(manifest(1, 40, r, 3), stream_bytes=25_600, values_bytes=0) for r in (0, 2))
     for used, others in ((2 * 25_700, 0), (4 * 25_700, 0), (4 * 25_700 + 7, 7)):
-        budget = judge_fit(gather(with_holder(seen, "n0", entries=entries, used_bytes=used)))
+        budget = judge_memory_budget(build_facts(with_holder(seen, "n0", entries=entries, used_bytes=used)))
         assert budget is not None
         assert next(s.others_bytes for s in budget.shares if s.node == "n0") == others
 
@@ -183,7 +187,7 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
     assert found is not None
     assert (found.status, found.reason) == ("False", "StagingMemoryTooSmall")
     assert found.message == f"worker 1 on n1 makes no saves, training continues: {why}"
-    assert len(kept.shares) == 3
+    assert len(kept.memory_budgets) == 3
     back = plan_maintenance(replace(with_session(seen, 1, no_staging_reason=""), status=kept.status))
     assert [e.reason for e in back.events] == ["CheckpointsFit"]
     unlimited = plan_maintenance(replace(saying(running(), 25_600, None), status=kept.status))

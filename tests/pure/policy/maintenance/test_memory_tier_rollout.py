@@ -16,7 +16,7 @@ from surefoot_operator.api.status import Incident, JobStatus, Membership
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.maintenance.memory_tier_rollout import (
-    STALE_SECONDS,
+    MAX_REPORT_AGE_SECONDS,
     JobSafety,
     MemoryServerPod,
     Rollout,
@@ -35,7 +35,7 @@ def pod(name: str, revision: str = "old", ready: bool = True, **changes: object)
 
 def job(safe: bool = True, nodes: str | None = "abc", at_seconds: float = NOW) -> JobSafety:
     read = None if nodes is None else Counter(f"node-{name}" for name in nodes)
-    return JobSafety("ns/gpt", safe, "of a reason", at_seconds, nodes=read)
+    return JobSafety("ns/gpt", safe, "of a reason", at_seconds, servers_read_by_node=read)
 
 
 def decide(*pods: MemoryServerPod, wanted: int | None = None, jobs: tuple[JobSafety, ...] = (job(),)) -> Rollout:
@@ -43,19 +43,19 @@ def decide(*pods: MemoryServerPod, wanted: int | None = None, jobs: tuple[JobSaf
 
 
 def names(decided: Rollout) -> list[str]:
-    return [pod.name for pod in decided.delete]
+    return [pod.name for pod in decided.to_delete]
 
 
 def test_the_first_domain_goes_first_and_whole() -> None:
     pods = pod("a", domain="z1"), pod("b", domain="z1"), pod("c", domain="z2")
     decided = decide(*pods)
-    assert (names(decided), decided.outdated) == (["a", "b"], 3)
+    assert (names(decided), decided.outdated_count) == (["a", "b"], 3)
     assert "2 of 3 memory servers of an older revision, in z1" in decided.reason
 
 
 def test_nothing_goes_once_all_are_new() -> None:
     decided = decide(pod("a", "new"), pod("b", "new", ready=False))
-    assert (decided.delete, decided.outdated) == ((), 0)
+    assert (decided.to_delete, decided.outdated_count) == ((), 0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,12 @@ def test_nothing_goes_once_all_are_new() -> None:
             (job(nodes="aab"),),
             "job ns/gpt has not read every memory server on node-b yet",
         ),
-        ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not reconciled for 16 s"),
+        (
+            (pod("a"), pod("b")),
+            2,
+            (job(at_seconds=NOW - MAX_REPORT_AGE_SECONDS - 1),),
+            "job ns/gpt was not reconciled for 16 s",
+        ),
         (
             (pod("a", node_ready=False), pod("b", "new")),
             2,
@@ -85,7 +90,7 @@ def test_what_a_restart_waits_for(
     pods: tuple[MemoryServerPod, ...], wanted: int, jobs: tuple[JobSafety, ...], why: str
 ) -> None:
     decided = decide(*pods, wanted=wanted, jobs=jobs)
-    assert decided.delete == ()
+    assert decided.to_delete == ()
     assert decided.reason.startswith(why)
 
 
@@ -106,9 +111,9 @@ def test_a_node_that_is_away_holds_nobody_up() -> None:
 
 
 def test_a_job_that_cannot_be_read_is_unsafe_unless_it_never_began() -> None:
-    assert rejected_safety(JobStatus(), NOW).safe
-    assert not rejected_safety(JobStatus(membership=Membership(1, "Committed")), NOW).safe
-    assert not rejected_safety(None, NOW).safe
+    assert rejected_safety(JobStatus(), NOW).is_safe
+    assert not rejected_safety(JobStatus(membership=Membership(1, "Committed")), NOW).is_safe
+    assert not rejected_safety(None, NOW).is_safe
 
 
 # ---- a tier under way ---------------------------------------------------------------------------------------------
@@ -129,7 +134,7 @@ class Tier:
         holding = {p.domain for p in self.pods if p.node in self.copies}
         enough = min(2, len(domains))
         safe = enough == 2 and len(holding) >= enough
-        return JobSafety("ns/gpt", safe, "too few copies", NOW, nodes=Counter(self.read))
+        return JobSafety("ns/gpt", safe, "too few copies", NOW, servers_read_by_node=Counter(self.read))
 
     def possible(self) -> list[tuple[str, int]]:
         """What can happen now."""
@@ -162,11 +167,11 @@ class Tier:
 
     def decided(self) -> None:
         decided = plan_rollout(self.pods, len(self.pods), "new", (self.safety(),), NOW)
-        gone = {pod.name for pod in decided.delete}
-        assert len({pod.domain for pod in decided.delete}) <= 1, "never two domains at once"
+        gone = {pod.name for pod in decided.to_delete}
+        assert len({pod.domain for pod in decided.to_delete}) <= 1, "never two domains at once"
         down = {p.domain for p in self.pods if p.deleting}
-        assert not (decided.delete and down), "never while another one is on its way"
-        if any(pod.ready for pod in decided.delete):
+        assert not (decided.to_delete and down), "never while another one is on its way"
+        if any(pod.ready for pod in decided.to_delete):
             assert all(p.ready for p in self.pods), "a holder that serves goes only while all others do"
         for i, one in enumerate(self.pods):
             if one.name in gone:
@@ -203,8 +208,8 @@ def said(seen: JobSnapshot) -> JobSafety:
 def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
     seen = running()
     answer = said(seen)
-    assert answer.safe, answer.reason
-    assert answer.nodes == {h.endpoint.instance.node: 1 for h in seen.servers}
+    assert answer.is_safe, answer.reason
+    assert answer.servers_read_by_node == {h.endpoint.instance.node: 1 for h in seen.servers}
     assert "2 copies" in answer.reason
 
 
@@ -212,7 +217,7 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
     seen = running()
     silent = seen.servers[0].endpoint.instance.node
     answer = said(with_holder(seen, silent, state="Unreachable"))
-    assert answer.nodes is None or silent not in answer.nodes
+    assert answer.servers_read_by_node is None or silent not in answer.servers_read_by_node
 
 
 @pytest.mark.parametrize(
@@ -234,7 +239,7 @@ def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
     seen = running()
     status = replace(seen.status, **change)
     answer = judge_job_safety(replace(seen, status=status), status, None)
-    assert (answer.safe, answer.nodes) == (True, None)
+    assert (answer.is_safe, answer.servers_read_by_node) == (True, None)
     assert why in answer.reason
 
 
@@ -252,23 +257,23 @@ def test_who_could_lose_its_newest_checkpoint_is_not(change: dict[str, Any], why
     seen = running()
     status = replace(seen.status, **change)
     answer = judge_job_safety(replace(seen, status=status), status, None)
-    assert not answer.safe
+    assert not answer.is_safe
     assert why in answer.reason
 
 
 def test_one_copy_alone_is_never_restarted_away() -> None:
     seen = running()
     kept = replace(plan_maintenance(seen), replicas=1)
-    assert not judge_job_safety(seen, seen.status, kept).safe
+    assert not judge_job_safety(seen, seen.status, kept).is_safe
     status = replace(seen.status, last_uploaded=Checkpoint(1, 30))
-    assert judge_job_safety(seen, status, kept).safe, "its persistent tier has one"
-    assert not judge_job_safety(seen, replace(status, unreadable_checkpoints=(Checkpoint(1, 30),)), kept).safe
+    assert judge_job_safety(seen, status, kept).is_safe, "its persistent tier has one"
+    assert not judge_job_safety(seen, replace(status, unreadable_checkpoints=(Checkpoint(1, 30),)), kept).is_safe
 
 
 def test_without_a_checkpoint_at_full_replication_nothing_is_spared() -> None:
     seen = running()
     answer = judge_job_safety(seen, seen.status, replace(plan_maintenance(seen), watermark=None))
-    assert (answer.safe, answer.reason) == (False, "none of its complete checkpoints has all its copies")
+    assert (answer.is_safe, answer.reason) == (False, "none of its complete checkpoints has all its copies")
 
 
 def test_a_recovering_job_spares_nothing() -> None:

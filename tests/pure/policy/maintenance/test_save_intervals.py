@@ -16,26 +16,26 @@ from support.talk import STATUS, A, talking, words
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import IntervalExponent
 from surefoot.save_schedule import MAX_EXPONENT as TRAINERS_HIGHEST
-from surefoot.save_schedule import Schedule
+from surefoot.save_schedule import SaveSchedule
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, JobStatus, SaveInterval
 from surefoot_operator.job_snapshot import MIN_STEPS, JobSnapshot
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.failure.failure_rate import Risk, estimate_risk
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.maintenance.save_intervals import (
-    DWELL_SECONDS,
-    HYSTERESIS,
+    EXPONENT_HYSTERESIS,
     MAX_EXPONENT,
+    MIN_INTERVAL_LIFETIME_SECONDS,
     REFRESH_SECONDS,
     IntervalDecision,
     IntervalInputs,
     IntervalRequest,
-    best_seconds,
+    cheapest_interval_seconds,
     choose_exponent,
-    readable_seconds,
+    format_seconds,
 )
-from surefoot_operator.policy.maintenance.upload_plan import interval_of
+from surefoot_operator.policy.maintenance.upload_plan import upload_interval_steps
 from surefoot_operator.policy.report.status_conditions import evaluate_checkpoint_protected
 from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
@@ -69,21 +69,21 @@ def incident(at: float, kind: str = "node-lost", source: str | None = "memory") 
 
 
 def test_a_young_job_has_the_prior() -> None:
-    risk = risk_of(JobStatus(start_seconds=NOW), workers=8, replicas=2, now=NOW)
+    risk = estimate_risk(JobStatus(start_seconds=NOW), workers=8, replicas=2, now=NOW)
     assert risk.incidents_per_second == pytest.approx(8 / (100 * DAY))
     assert risk.memory_loss_probability == pytest.approx(0.05)
 
 
 def test_a_few_incidents_of_its_own_soon_decide() -> None:
     status = JobStatus(start_seconds=NOW - DAY, incidents=(incident(NOW - 5000), incident(NOW - 500)))
-    assert 0.9 < risk_of(status, 8, 2, NOW).incidents_per_second * DAY < 2
+    assert 0.9 < estimate_risk(status, 8, 2, NOW).incidents_per_second * DAY < 2
 
 
 def test_planned_changes_are_no_incidents_and_ten_are_all_that_is_known() -> None:
     planned = JobStatus(start_seconds=NOW - DAY, incidents=(incident(NOW - 500, "planned"),) * 3)
-    assert risk_of(planned, 8, 2, NOW) == risk_of(JobStatus(start_seconds=NOW - DAY), 8, 2, NOW)
+    assert estimate_risk(planned, 8, 2, NOW) == estimate_risk(JobStatus(start_seconds=NOW - DAY), 8, 2, NOW)
     ten = JobStatus(start_seconds=NOW - 100 * DAY, incidents=tuple(incident(NOW - DAY + n) for n in range(10)))
-    assert risk_of(ten, 8, 2, NOW).incidents_per_second * DAY > 2
+    assert estimate_risk(ten, 8, 2, NOW).incidents_per_second * DAY > 2
 
 
 def test_how_often_a_job_fails_is_told_within_a_factor_of_two_by_its_own_record() -> None:
@@ -97,7 +97,7 @@ def test_how_often_a_job_fails_is_told_within_a_factor_of_two_by_its_own_record(
             times.append(at)
         now = at + rng.expovariate(1 / mean)
         status = JobStatus(start_seconds=0.0, incidents=tuple(incident(one) for one in times[-10:]))
-        errors.append(abs(math.log(risk_of(status, 8, 2, now).incidents_per_second * mean)))
+        errors.append(abs(math.log(estimate_risk(status, 8, 2, now).incidents_per_second * mean)))
     assert statistics.median(errors) < math.log(1.5)
     assert statistics.quantiles(errors, n=10)[-1] < math.log(2.5)
 
@@ -105,7 +105,7 @@ def test_how_often_a_job_fails_is_told_within_a_factor_of_two_by_its_own_record(
 def test_incidents_that_took_the_copies_in_memory_raise_the_odds_that_the_next_does() -> None:
     def odds(*sources: str | None) -> float:
         incidents = tuple(incident(NOW - 100, source=source) for source in sources)
-        return risk_of(JobStatus(start_seconds=BEGAN, incidents=incidents), 8, 2, NOW).memory_loss_probability
+        return estimate_risk(JobStatus(start_seconds=BEGAN, incidents=incidents), 8, 2, NOW).memory_loss_probability
 
     assert odds("memory", "memory") < odds() < odds("memory", "persistent") < odds("mixed", "persistent")
 
@@ -115,11 +115,11 @@ def test_risk_grows_with_incidents_and_workers(workers: int, replicas: int, coun
     def risk(count: int, workers: int = workers) -> Risk:
         sources = ["persistent" if n < lost else "memory" for n in range(count)]
         incidents = tuple(incident(NOW - age, source=s) for s in sources)
-        return risk_of(JobStatus(start_seconds=NOW - age, incidents=incidents), workers, replicas, NOW)
+        return estimate_risk(JobStatus(start_seconds=NOW - age, incidents=incidents), workers, replicas, NOW)
 
     now = risk(count)
     assert 0 < now.memory_loss_probability < 1
-    assert now.from_persistent_seconds > 0 < now.from_memory_seconds
+    assert now.persistent_recovery_interval_seconds > 0 < now.memory_recovery_interval_seconds
     assert now.incidents_per_second <= risk(min(10, count + 1)).incidents_per_second
     assert now.incidents_per_second <= risk(count, workers + 1).incidents_per_second
 
@@ -155,10 +155,10 @@ def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
     first = plan_maintenance(seen)
     slower = timed(seen, steps=0.8)
-    again = plan_maintenance(later(slower, first, DWELL_SECONDS / 2))
+    again = plan_maintenance(later(slower, first, MIN_INTERVAL_LIFETIME_SECONDS / 2))
     assert again.status == first.status
     assert again.events == ()
-    changed = plan_maintenance(later(slower, first, DWELL_SECONDS))
+    changed = plan_maintenance(later(slower, first, MIN_INTERVAL_LIFETIME_SECONDS))
     assert changed.status.memory_interval is not None
     assert changed.status.memory_interval.steps == 2
     assert "every 2 steps (1.6 s) instead of 16:" in changed.events[0].message
@@ -210,7 +210,7 @@ def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memor
     assert persistent is not None
     assert persistent.steps > memory.steps
     assert persistent.steps % memory.steps == 0
-    assert interval_of(gather(replace(seen, status=kept.status))) == persistent.steps
+    assert upload_interval_steps(build_facts(replace(seen, status=kept.status))) == persistent.steps
     assert persistent.flush_seconds == 20.0
 
 
@@ -244,19 +244,19 @@ def test_a_choice_of_another_spec_counts_no_more() -> None:
 def test_short_intervals_are_late_after_seconds_not_after_steps() -> None:
     each = CheckpointPolicy(MemoryTierSpec(interval_steps=1))
     soon = running(step=75, checkpoint=each)
-    assert evaluate_checkpoint_protected(gather(soon))[1] == "SufficientCopies"
-    assert evaluate_checkpoint_protected(gather(running(step=95, checkpoint=each)))[1] == "Overdue"
+    assert evaluate_checkpoint_protected(build_facts(soon))[1] == "SufficientCopies"
+    assert evaluate_checkpoint_protected(build_facts(running(step=95, checkpoint=each)))[1] == "Overdue"
     # a training that stands lets no save arrive later than one that goes on
     stands = replace(soon, sessions=tuple(replace(s, step_at_seconds=NOW - 3) for s in soon.sessions))
-    assert evaluate_checkpoint_protected(gather(stands))[1] == "Overdue"
+    assert evaluate_checkpoint_protected(build_facts(stands))[1] == "Overdue"
 
 
 def test_nothing_is_late_by_an_interval_that_did_not_count_yet() -> None:
     seen = running(step=120, checkpoint=SECONDS)
     before = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter now", NOW, 100, NOW))
-    assert evaluate_checkpoint_protected(gather(replace(seen, status=before)))[1] == "SufficientCopies"
+    assert evaluate_checkpoint_protected(build_facts(replace(seen, status=before)))[1] == "SufficientCopies"
     past = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter long since", NOW, 41, NOW))
-    assert evaluate_checkpoint_protected(gather(replace(seen, status=past)))[1] == "Overdue"
+    assert evaluate_checkpoint_protected(build_facts(replace(seen, status=past)))[1] == "Overdue"
 
 
 # ---- what agents hear ----------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_the_best_interval_costs_less_than_any_other(cost: float, incident: floa
     def lost_share(interval: float) -> float:
         return cost / interval + interval / (2 * incident)
 
-    best = best_seconds(cost, incident)
+    best = cheapest_interval_seconds(cost, incident)
     assert lost_share(best) <= min(lost_share(best * 1.1), lost_share(best / 1.1))
     # what rounding to a power of two may cost
     assert lost_share(best * math.sqrt(2)) <= 1.07 * lost_share(best)
@@ -364,7 +364,7 @@ def test_seconds_are_a_promise_that_only_drains_and_the_tier_below_break(
         assert length(wish, inputs, level) <= wish.seconds * (1 + 1e-9)
 
 
-@given(wishes, measured, st.floats(-0.95 * HYSTERESIS, 0.95 * HYSTERESIS))
+@given(wishes, measured, st.floats(-0.95 * EXPONENT_HYSTERESIS, 0.95 * EXPONENT_HYSTERESIS))
 def test_a_choice_stays_while_what_is_measured_wavers(
     wish: IntervalRequest, inputs: IntervalInputs, wavering: float
 ) -> None:
@@ -384,16 +384,16 @@ def test_a_tier_is_saved_to_at_steps_that_the_one_below_has(
     wish: IntervalRequest, inputs: IntervalInputs, present: int | None
 ) -> None:
     level = chosen(wish, inputs, present).exponent
-    below = Schedule(wish.base_steps)
+    below = SaveSchedule(wish.base_steps)
     assert level >= wish.min_exponent
     for step in range(1, 4):
-        assert below.due(step * (wish.base_steps << level), wish.min_exponent)
+        assert below.is_due(step * (wish.base_steps << level), wish.min_exponent)
 
 
 def test_trainers_know_every_level_that_may_be_chosen() -> None:
     assert TRAINERS_HIGHEST == MAX_EXPONENT
-    assert Schedule(1).due(1 << MAX_EXPONENT, MAX_EXPONENT)
-    assert not Schedule(1).due(1 << (MAX_EXPONENT - 1), MAX_EXPONENT)
+    assert SaveSchedule(1).is_due(1 << MAX_EXPONENT, MAX_EXPONENT)
+    assert not SaveSchedule(1).is_due(1 << (MAX_EXPONENT - 1), MAX_EXPONENT)
 
 
 @pytest.mark.parametrize(
@@ -401,4 +401,4 @@ def test_trainers_know_every_level_that_may_be_chosen() -> None:
     [(0.0123, "0.012 s"), (6.4, "6.4 s"), (119.0, "120 s"), (186.0, "3.1 min"), (7300.0, "2 h"), (8.64e6, "100 days")],
 )
 def test_times_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert readable_seconds(seconds) == words
+    assert format_seconds(seconds) == words

@@ -17,9 +17,14 @@ from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, Memb
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, ObservedWorker
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.unhealthy_nodes import UNHEALTHY_SECONDS
-from surefoot_operator.policy.membership.claim import STARTING_SECONDS, TRIED_SECONDS, pause_seconds, select_members
+from surefoot_operator.policy.membership.claim import (
+    REPLACEMENT_WAIT_SECONDS,
+    STARTING_WAIT_SECONDS,
+    release_backoff_seconds,
+    select_members,
+)
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
 
@@ -49,22 +54,22 @@ def fresh(
 
 
 def chosen(seen: JobSnapshot) -> tuple[int, ...]:
-    return tuple(member.index for member in select_members(gather(seen)).members)
+    return tuple(member.index for member in select_members(build_facts(seen)).members)
 
 
 def test_a_world_that_is_possible_without_it_waits_for_another_and_then_begins_without() -> None:
     assert chosen(fresh(3, 1, least=2)) == ()
-    assert chosen(fresh(3, 1, least=2, now=BEGAN + STARTING_SECONDS + 1)) == (0, 2)
+    assert chosen(fresh(3, 1, least=2, now=BEGAN + STARTING_WAIT_SECONDS + 1)) == (0, 2)
 
 
 def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is() -> None:
-    found = select_members(gather(fresh(3, 1)))
+    found = select_members(build_facts(fresh(3, 1)))
     assert found.members == ()
-    assert found.waiting == (
+    assert found.waiting_reason == (
         "the worker on node n1 (CpuComputeError: the processor multiplies wrong) gets no rank; waiting for a replacement"
     )
-    assert found.until_seconds == BEGAN + TRIED_SECONDS
-    assert chosen(fresh(3, 1, now=BEGAN + TRIED_SECONDS + 1)) == (0, 1, 2), "no job is kept from starting"
+    assert found.until_seconds == BEGAN + REPLACEMENT_WAIT_SECONDS
+    assert chosen(fresh(3, 1, now=BEGAN + REPLACEMENT_WAIT_SECONDS + 1)) == (0, 1, 2), "no job is kept from starting"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_who_came_to_a_sick_node_for_want_of_another_stays() -> None:
 
 @given(st.integers(1, 6), st.sets(st.integers(0, 5)), st.booleans())
 def test_every_job_starts(workers: int, failing: set[int], room: bool) -> None:
-    seen = fresh(workers, *failing, now=BEGAN + TRIED_SECONDS + 1, free=1 if room else 0)
+    seen = fresh(workers, *failing, now=BEGAN + REPLACEMENT_WAIT_SECONDS + 1, free=1 if room else 0)
     assert len(chosen(seen)) == workers
 
 
@@ -297,10 +302,10 @@ def test_a_commit_forgets_what_was_given_back_before() -> None:
 
 def test_pauses_double_up_to_the_deadline_and_differ_between_jobs() -> None:
     for releases, longest in ((1, 60), (2, 120), (4, 480), (5, 600), (90, 600)):
-        drawn = {pause_seconds(f"uid-{i}", releases, DEADLINE) for i in range(50)}
+        drawn = {release_backoff_seconds(f"uid-{i}", releases, DEADLINE) for i in range(50)}
         assert len(drawn) == 50
         assert all(longest / 2 <= pause <= longest for pause in drawn)
-    assert pause_seconds("u", 1, DEADLINE) == pause_seconds("u", 1, DEADLINE)
+    assert release_backoff_seconds("u", 1, DEADLINE) == release_backoff_seconds("u", 1, DEADLINE)
 
 
 def test_a_clock_that_went_back_keeps_no_job_from_asking() -> None:

@@ -13,8 +13,8 @@ from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import ElasticPolicy
 from surefoot_operator.api.status import Incident
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, PendingCreate
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.membership.expected_cost import IncidentHistory, record_of, wait_costs
+from surefoot_operator.policy.core.facts import build_facts
+from surefoot_operator.policy.membership.expected_cost import IncidentHistory, estimate_wait_costs, incident_history_of
 from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 10_000
@@ -183,7 +183,12 @@ def test_a_loss_records_when_it_was_made_good() -> None:
     seen = growing((replace(loss(NOW - 30, None), world_size_before=3),))
     (incident,) = plan(seen).status.incidents
     assert incident.replaced_seconds == NOW
-    assert record_of(gather(replace(seen, status=replace(seen.status, incidents=(incident,))))).arrival_seconds == 30
+    assert (
+        incident_history_of(
+            build_facts(replace(seen, status=replace(seen.status, incidents=(incident,))))
+        ).arrival_seconds
+        == 30
+    )
     (short,) = plan(replace(seen, sessions=seen.sessions[:2])).status.incidents
     assert short.replaced_seconds is None
     (other,) = plan(growing((loss(NOW - 30, None, "trainer-failed"),))).status.incidents
@@ -211,7 +216,7 @@ def test_the_choice_costs_less_than_every_fixed_one() -> None:
             arrival = usual * rng.lognormvariate(0.0, 0.4)
             record = IncidentHistory(change if arrivals else None, sorted(arrivals)[len(arrivals) // 2] if arrivals else None,
                             len(arrivals), len(arrivals))  # fmt: skip
-            costs = wait_costs(record, full - 1, full)
+            costs = estimate_wait_costs(record, full - 1, full)
             chosen = (
                 costs.limit_seconds if costs is not None and costs.waiting_seconds < costs.shrinking_seconds else 0.0
             )

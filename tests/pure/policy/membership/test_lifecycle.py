@@ -32,8 +32,8 @@ from surefoot_operator.job_snapshot import (
     ObservedBarrier,
     ObservedExit,
     ObservedPurge,
+    ObservedPurgeCall,
     PersistentListing,
-    PurgeCallSeen,
 )
 from surefoot_operator.policy.core.actions import (
     ClearJobMemory,
@@ -48,12 +48,12 @@ from surefoot_operator.policy.core.actions import (
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
 from surefoot_operator.policy.membership.lifecycle import (
+    MAX_PURGE_ATTEMPTS,
     NO_READY_SERVER_SECONDS,
-    PURGE_ATTEMPTS,
+    PURGE_RETRY_SECONDS,
     PURGE_SECONDS,
-    REFUSED_TIMES,
+    REJECTED_RETRY_FACTOR,
     RETENTION_AFTER_FAILURE_SECONDS,
-    RETRY_SECONDS,
     UPLOAD_SECONDS,
     is_idle,
 )
@@ -194,8 +194,8 @@ def test_a_deletion_that_failed_is_tried_again_after_a_while() -> None:
     failed = ObservedPurge(1, "Failed", "AccessDenied", NOW - 1)
     made = plan(deleted(failed))
     assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
-    assert made.wake_after_seconds == pytest.approx(RETRY_SECONDS - 1)
-    late = replace(failed, created_seconds=NOW - RETRY_SECONDS)
+    assert made.wake_after_seconds == pytest.approx(PURGE_RETRY_SECONDS - 1)
+    late = replace(failed, created_seconds=NOW - PURGE_RETRY_SECONDS)
     assert kinds(deleted(late), PurgePersistent) == [PurgePersistent(2)]
 
 
@@ -206,7 +206,7 @@ def test_one_that_never_ends_counts_as_failed(phase: Any) -> None:
 
 
 def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
-    made = plan(deleted(ObservedPurge(PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
+    made = plan(deleted(ObservedPurge(MAX_PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
     assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     (event,) = made.events
     assert event.warning
@@ -222,10 +222,10 @@ QUOTA = "failed quota: team: must specify limits.cpu for: delete (403 Forbidden:
 def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: ObservedPurge, **more: Any) -> JobSnapshot:
     """The fabric refused the next attempt so often, the last time so long ago."""
     attempt = 1 + max((one.attempt for one in purges), default=0)
-    call = PurgeCallSeen(
-        refusals=times,
-        refusal=QUOTA,
-        refused_attempt=attempt,
+    call = ObservedPurgeCall(
+        rejections=times,
+        rejection=QUOTA,
+        rejected_attempt=attempt,
         since_seconds=NOW - since,
         last_seconds=NOW - ago,
         **more,
@@ -235,29 +235,29 @@ def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: ObservedP
 
 def test_a_job_whose_data_is_not_deleted_yet_does_not_say_that_it_is() -> None:
     assert plan(deleted()).status.message == "the job was deleted; creating a pod that deletes s3://bucket/prefix/uid-1"
-    waiting = replace(deleted(), purge_call=PurgeCallSeen(under_way=True))
+    waiting = replace(deleted(), purge_call=ObservedPurgeCall(in_progress=True))
     assert kinds(waiting, PurgePersistent, SetFinalizer) == []
     assert "creating the pod that deletes" in plan(waiting).status.message
 
 
 def test_a_refused_attempt_says_so_with_the_servers_sentence_first_and_is_made_again() -> None:
-    made = plan(refused(1, RETRY_SECONDS - 1))
+    made = plan(refused(1, PURGE_RETRY_SECONDS - 1))
     assert made.status.message.startswith(f"{QUOTA}; so s3://bucket/prefix/uid-1 is not deleted yet (attempt 1 of 3)")
     assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
     assert made.wake_after_seconds == pytest.approx(1.0)
-    made = plan(refused(1, RETRY_SECONDS))
+    made = plan(refused(1, PURGE_RETRY_SECONDS))
     assert [a for a in made.actions if isinstance(a, PurgePersistent)] == [PurgePersistent(1)]
     (event,) = [e for e in made.events if e.reason == "PersistentDataDeletionRejected"]
     assert event.warning
     assert event.message == made.status.message
-    assert kinds(refused(2, 2 * RETRY_SECONDS), PurgePersistent) == []
-    assert kinds(refused(2, REFUSED_TIMES * RETRY_SECONDS), PurgePersistent) == [PurgePersistent(1)]
+    assert kinds(refused(2, 2 * PURGE_RETRY_SECONDS), PurgePersistent) == []
+    assert kinds(refused(2, REJECTED_RETRY_FACTOR * PURGE_RETRY_SECONDS), PurgePersistent) == [PurgePersistent(1)]
 
 
 @pytest.mark.parametrize(
     "seen",
     [
-        refused(PURGE_ATTEMPTS),
+        refused(MAX_PURGE_ATTEMPTS),
         refused(1, 0.0, 0.0, ObservedPurge(2, "Failed", "AccessDenied", NOW - 90)),
         refused(0, 5.0, PURGE_SECONDS),  # nobody answered for so long
         refused(1, closing=True),
@@ -274,17 +274,17 @@ def test_refused_attempts_count_towards_the_same_bound(seen: JobSnapshot) -> Non
 
 
 def test_a_request_that_was_carried_out_without_an_answer_is_no_refusal_of_the_next() -> None:
-    made = ObservedPurge(1, "Failed", "AccessDenied", NOW - RETRY_SECONDS)
+    made = ObservedPurge(1, "Failed", "AccessDenied", NOW - PURGE_RETRY_SECONDS)
     seen = replace(refused(0, PURGE_SECONDS, PURGE_SECONDS), purges=(made,))
     assert kinds(seen, PurgePersistent, SetFinalizer) == [PurgePersistent(2)]
 
 
 def test_an_attempt_whose_pod_somebody_removed_is_no_first_one_again() -> None:
-    seen = replace(deleted(), purge_call=PurgeCallSeen(2, NOW - RETRY_SECONDS))
+    seen = replace(deleted(), purge_call=ObservedPurgeCall(2, NOW - PURGE_RETRY_SECONDS))
     assert kinds(seen, PurgePersistent) == [PurgePersistent(3)]
-    seen = replace(deleted(), purge_call=PurgeCallSeen(PURGE_ATTEMPTS, NOW - RETRY_SECONDS))
+    seen = replace(deleted(), purge_call=ObservedPurgeCall(MAX_PURGE_ATTEMPTS, NOW - PURGE_RETRY_SECONDS))
     assert kinds(seen, PurgePersistent, SetFinalizer) == [SetFinalizer(False)]
-    seen = replace(deleted(ObservedPurge(1, "Running", created_seconds=NOW)), purge_call=PurgeCallSeen(1, NOW))
+    seen = replace(deleted(ObservedPurge(1, "Running", created_seconds=NOW)), purge_call=ObservedPurgeCall(1, NOW))
     assert kinds(seen, PurgePersistent, SetFinalizer) == []
 
 
@@ -394,7 +394,7 @@ def uploading(seen: JobSnapshot) -> JobSnapshot:
         made = plan(seen)
         check_plan(made, seen)
         assert made.status.phase != "Failed", made.reason
-        kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads))
+        kept = plan_maintenance(replace(seen, status=made.status, upload_now=made.uploads))
         if made.uploads and any(isinstance(a, UploadSaves) for a in kept.actions):
             assert kept.pinned == NEWEST
             assert "is uploaded to the persistent tier first" in made.reason
@@ -409,7 +409,7 @@ def uploaded(seen: JobSnapshot) -> JobSnapshot:
     """Every rank's part is there, and status says so."""
     made = plan(seen)
     there = {NEWEST: frozenset(RankSave(1, 40, rank) for rank in range(3))}
-    kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads, uploaded=there))
+    kept = plan_maintenance(replace(seen, status=made.status, upload_now=made.uploads, uploaded=there))
     assert kept.status.last_uploaded == NEWEST
     assert [e.reason for e in kept.events] == ["CheckpointUploaded"]
     return replace(seen, status=kept.status)
@@ -476,7 +476,7 @@ def test_what_a_job_uploads_that_is_stopped_for_its_loss_is_from_before_that() -
     assert made.status.rollback == Rollback(1, 34, 42, 35, "step 42 is odd (workers 0, 1, 2, since step 35)", 1, False)
     claim = read_for(replace(seen, status=made.status))
     made = plan(claim)
-    assert plan_maintenance(replace(claim, status=made.status, uploads=made.uploads)).pinned == Checkpoint(1, 30)
+    assert plan_maintenance(replace(claim, status=made.status, upload_now=made.uploads)).pinned == Checkpoint(1, 30)
 
 
 def test_a_claim_that_waits_for_long_uploads_what_it_will_restore() -> None:
@@ -489,13 +489,13 @@ def test_a_claim_that_waits_for_long_uploads_what_it_will_restore() -> None:
     seen = later(seen, 11)
     made = plan(seen)
     assert made.uploads
-    kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads))
+    kept = plan_maintenance(replace(seen, status=made.status, upload_now=made.uploads))
     assert kept.pinned == NEWEST
     assert {a.generation for a in kept.actions if isinstance(a, UploadSaves)} == {2}
     status = uploaded(seen).status
     after = plan(replace(seen, status=status))
     assert after.status.phase not in ("Complete", "Failed"), "it goes on to wait"
-    assert not plan_maintenance(replace(seen, status=after.status, uploads=after.uploads)).actions
+    assert not plan_maintenance(replace(seen, status=after.status, upload_now=after.uploads)).actions
 
 
 def test_a_job_that_is_suspended_while_it_waits_uploads_first() -> None:

@@ -16,13 +16,13 @@ from surefoot_operator.api.spec import FailurePolicy, HealthPolicy, NumericsPoli
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode
 from surefoot_operator.policy.core.actions import CreateWorker
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.membership.node_exclusion import (
     MAX_CHANCE_PROBABILITY,
-    YOUNG_SECONDS,
+    WARMUP_SECONDS,
     chance_probability,
-    is_exclusion_worth_it,
+    find_exclusion_reason,
     suspect_nodes,
 )
 from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
@@ -169,7 +169,7 @@ def test_no_rank_moves_to_a_spare_where_most_failures_were() -> None:
     """There it may fail again, which costs more than a slow step."""
     seen = with_spare(asked(spares=1))
     seen = replace(seen, status=replace(seen.status, incidents=failed_on("n3")))
-    assert list(suspect_nodes(gather(seen))) == ["n3"]
+    assert list(suspect_nodes(build_facts(seen))) == ["n3"]
     status = decided(seen)
     assert status.replaced_stragglers == ()
     assert status.stragglers[0].action == "it stays for now: no other node is free"
@@ -208,7 +208,7 @@ def test_while_an_incident_is_open_nothing_is_begun() -> None:
 def test_right_after_a_restart_nobody_is_moved() -> None:
     """Who has just come to a node has nothing in its caches."""
     seen = asked()
-    for ago, moved in ((YOUNG_SECONDS - 1, []), (YOUNG_SECONDS, ["n2"])):
+    for ago, moved in ((WARMUP_SECONDS - 1, []), (WARMUP_SECONDS, ["n2"])):
         began = NOW - ago
         over = replace(failed_on("n1")[0], claimed_seconds=began - 3, first_step_seconds=began)
         status = decided(replace(seen, status=replace(seen.status, incidents=(over,))))
@@ -271,13 +271,15 @@ def test_nothing_is_left_for_what_the_node_did_not_do(past: tuple[Incident, ...]
 
 def test_a_failure_that_follows_its_rank_moves_nobody_again() -> None:
     loss = Failure("trainer-failed", "rank 1 ended with code 1", NOW_LEAVING_NODES, 1, "n1", rank=1)
-    found = is_exclusion_worth_it(gather(failing(*on(*["n1"] * 7, rank=1))), loss)
+    found = find_exclusion_reason(build_facts(failing(*on(*["n1"] * 7, rank=1))), loss)
     assert found is not None
     before = died("n7", NOW_LEAVING_NODES - 90, rank=1)
-    assert is_exclusion_worth_it(gather(failing(before, *on(*["n1"] * 7, rank=1))), loss) is None
+    assert find_exclusion_reason(build_facts(failing(before, *on(*["n1"] * 7, rank=1))), loss) is None
     # of another size of world the ranks were others
     assert (
-        is_exclusion_worth_it(gather(failing(replace(before, world_size_before=5), *on(*["n1"] * 7, rank=1))), loss)
+        find_exclusion_reason(
+            build_facts(failing(replace(before, world_size_before=5), *on(*["n1"] * 7, rank=1))), loss
+        )
         is not None
     )
 

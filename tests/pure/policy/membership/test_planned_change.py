@@ -30,9 +30,9 @@ from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Re
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.planned_change import (
     FIRST_STEP_SECONDS,
+    MAX_SNAPSHOT_AGE_SECONDS,
     MOVE_SECONDS,
-    STALE_SECONDS,
-    data_lost_with_node,
+    describe_data_lost_with_node,
 )
 from surefoot_operator.policy.planning.plan import plan
 
@@ -430,7 +430,7 @@ def _entries(seen: JobSnapshot, node: str) -> Any:
 
 
 def said(seen: JobSnapshot, node: str = "n0", now: float = NOW) -> str:
-    return data_lost_with_node(seen, seen.status, node, now)
+    return describe_data_lost_with_node(seen, seen.status, node, now)
 
 
 def test_a_node_whose_copies_are_elsewhere_too_may_be_left() -> None:
@@ -527,7 +527,7 @@ def test_what_cannot_be_seen_is_not_taken_for_safe() -> None:
 
 
 def test_a_round_that_is_long_past_decides_nothing() -> None:
-    assert said(running(), now=NOW + STALE_SECONDS + 1) == "it was not reconciled for 16 s"
+    assert said(running(), now=NOW + MAX_SNAPSHOT_AGE_SECONDS + 1) == "it was not reconciled for 16 s"
 
 
 # ---- moving ----------------------------------------------------------------------------------------------------------
@@ -682,7 +682,7 @@ def test_a_world_that_stands_still_is_asked_seldom_and_about_the_next_steps() ->
                 named.append(action.step)
                 barrier = ObservedBarrier(Barrier(1, action.step, "proposed"), now)
             elif barrier is not None:
-                barrier = replace(barrier, sent=replace(barrier.sent, phase="cancelled"))
+                barrier = replace(barrier, barrier=replace(barrier.barrier, phase="cancelled"))
         assert made.wake_after_seconds is not None
         now += max(0.01, made.wake_after_seconds)
     assert named[0] == 42 + 6
@@ -690,7 +690,9 @@ def test_a_world_that_stands_still_is_asked_seldom_and_about_the_next_steps() ->
     assert named[-1] < 42 + 6 + 10, named
     assert len(set(named)) == len(named), "an answer to an older one is never taken for it"
     assert barrier is not None
-    (thawed,) = plan(at(seen, now, replace(barrier, sent=replace(barrier.sent, phase="cancelled")), step=43)).actions
+    (thawed,) = plan(
+        at(seen, now, replace(barrier, barrier=replace(barrier.barrier, phase="cancelled")), step=43)
+    ).actions
     assert isinstance(thawed, Barrier)
     assert thawed.step <= named[-1] + 6, "the next one lies where all get to at once"
 

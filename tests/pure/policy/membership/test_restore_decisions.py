@@ -9,10 +9,10 @@ import pytest
 from support.builders import BEGAN, holder, manifest, running, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.job_snapshot import HIGHEST_EPOCH, JobSnapshot, PersistentListing
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.job_snapshot import MAX_GENERATION, JobSnapshot, PersistentListing
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.membership.claim import newest_known_generation
-from surefoot_operator.policy.membership.restore_decisions import MAX_REMEMBERED, add_unreadable, may_be_forgotten
+from surefoot_operator.policy.membership.restore_decisions import MAX_UNREADABLE, add_unreadable, may_be_forgotten
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
 
@@ -29,7 +29,7 @@ def restored(*epochs_and_steps: tuple[int, int], newest: int = 0, **world: objec
     claim = replace(seen.status.membership, generation=6, state="Claimed", changed_seconds=NOW - 1, **world)
     status = replace(seen.status, membership=claim)
     entries = tuple(manifest(epoch, step, 0, 1) for epoch, step in epochs_and_steps)
-    listed = PersistentListing(6, entries, NOW - 0.5, newest_epoch=newest)
+    listed = PersistentListing(6, entries, NOW - 0.5, newest_generation=newest)
     spec = seen.job.spec
     kept = replace(spec.checkpoint, persistent=PersistentTierSpec(uri="file:///kept"))
     job = replace(seen.job, spec=replace(spec, checkpoint=kept))
@@ -53,8 +53,8 @@ def test_an_epoch_that_the_tier_has_already_is_not_claimed_again(seen: JobSnapsh
 
 
 def test_what_the_claim_itself_left_and_impossible_numbers_claim_nothing() -> None:
-    for seen in (restored(newest=5), restored(newest=HIGHEST_EPOCH + 1), restored((HIGHEST_EPOCH + 1, 10))):
-        assert newest_known_generation(gather(seen)) == 6
+    for seen in (restored(newest=5), restored(newest=MAX_GENERATION + 1), restored((MAX_GENERATION + 1, 10))):
+        assert newest_known_generation(build_facts(seen)) == 6
         world = plan(seen).status.membership
         assert world is not None
         assert world.generation == 6
@@ -113,11 +113,11 @@ def test_what_lies_below_the_floor_is_forgotten_and_an_older_jobs_never() -> Non
 
 def test_a_job_on_bad_disks_remembers_so_many_and_its_plans_hold() -> None:
     seen = running()
-    for step in range(0, 10 * MAX_REMEMBERED, 5):
+    for step in range(0, 10 * MAX_UNREADABLE, 5):
         found = with_session(seen, 1, unreadable_report=(Checkpoint(1, step), False, "bits"))
         made = plan(found)
         check_plan(made, found)
         assert made.status.unreadable_checkpoints[-1] == Checkpoint(1, step)
-        assert len(made.status.unreadable_checkpoints) <= MAX_REMEMBERED
+        assert len(made.status.unreadable_checkpoints) <= MAX_UNREADABLE
         seen = replace(seen, status=replace(seen.status, unreadable_checkpoints=made.status.unreadable_checkpoints))
-    assert len(seen.status.unreadable_checkpoints) == MAX_REMEMBERED
+    assert len(seen.status.unreadable_checkpoints) == MAX_UNREADABLE

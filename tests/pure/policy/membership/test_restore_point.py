@@ -22,9 +22,15 @@ from support.builders import (
     worker,
 )
 from support.talk import COMMITTED, STATUS, A, talking, words
-from surefoot.protocol.checkpoints.completeness import LineageEntry, UnreadRecord, first_step, generation_at, on_lineage
+from surefoot.protocol.checkpoints.completeness import (
+    LineageEntry,
+    UnreadRecord,
+    first_own_step,
+    generation_of_step,
+    is_on_lineage,
+)
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import memory_drops
+from surefoot.protocol.checkpoints.retention import memory_saves_to_delete
 from surefoot.protocol.identities import Checkpoint, SourceJob, WorkerId
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
@@ -32,7 +38,7 @@ from surefoot_operator.api.status import Incident, JobStatus, Membership
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
 from surefoot_operator.policy.core.actions import FenceMemoryServer, ListPersistentTier, Plan
-from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance, retention_inputs
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
@@ -578,12 +584,16 @@ def test_one_that_turns_out_to_be_unreadable_is_not_chosen_again(absent: bool) -
 
 def test_the_origin_is_a_plain_parent_on_the_lineage() -> None:
     lineage = (LineageEntry(1, Checkpoint(-3, 60), 3), LineageEntry(2, Checkpoint(1, 70), 2))
-    assert on_lineage(lineage[:1], Checkpoint(-3, 60), 1)
-    assert on_lineage(lineage, Checkpoint(-3, 60), 2)
-    assert not on_lineage(lineage, Checkpoint(-3, 50), 2)
-    assert not on_lineage(lineage, Checkpoint(1, 60), 2)
-    assert (generation_at(lineage, 2, 61), generation_at(lineage, 2, 71), generation_at(lineage, 2, 60)) == (1, 2, None)
-    assert (first_step(lineage), first_step(()), first_step((LineageEntry(1, None, 1),))) == (61, 1, 1)
+    assert is_on_lineage(lineage[:1], Checkpoint(-3, 60), 1)
+    assert is_on_lineage(lineage, Checkpoint(-3, 60), 2)
+    assert not is_on_lineage(lineage, Checkpoint(-3, 50), 2)
+    assert not is_on_lineage(lineage, Checkpoint(1, 60), 2)
+    assert (
+        generation_of_step(lineage, 2, 61),
+        generation_of_step(lineage, 2, 71),
+        generation_of_step(lineage, 2, 60),
+    ) == (1, 2, None)
+    assert (first_own_step(lineage), first_own_step(()), first_own_step((LineageEntry(1, None, 1),))) == (61, 1, 1)
 
 
 def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
@@ -597,8 +607,8 @@ def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
         sessions=tuple(told(s, generation=1, stopped=1, step=95, step_at_seconds=NOW) for s in seen.sessions),
         servers=tuple(replace(h, fence=1, read_generation=1) for h in seen.servers),
     )
-    facts = gather(seen)
-    saves = memory_drops(
+    facts = build_facts(seen)
+    saves = memory_saves_to_delete(
         [m for h in seen.servers for m in h.entries], retention_inputs(facts, Checkpoint(1, 90), None, None), 2
     )
     assert {s.checkpoint for s in saves} == {Checkpoint(1, 70)}

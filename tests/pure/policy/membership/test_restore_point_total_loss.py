@@ -14,7 +14,7 @@ from surefoot_operator.api.status import Condition, JobStatus, Membership
 from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
 from surefoot_operator.policy.core.actions import ClearJobMemory, FenceMemoryServer, ListPersistentTier, Plan
 from surefoot_operator.policy.maintenance.memory_tier_rollout import judge_job_safety
-from surefoot_operator.policy.membership.restore_point import LATE_UPLOAD_SECONDS
+from surefoot_operator.policy.membership.restore_point import LATE_UPLOAD_WAIT_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
 
@@ -149,13 +149,13 @@ def given_up(made: Plan) -> bool:
 
 @pytest.mark.parametrize("policy", ["Fail", "Restart"])
 def test_an_upload_that_had_begun_is_waited_for_before_a_job_is_given_up(policy: str) -> None:
-    early = decided(lost(policy, ago=LATE_UPLOAD_SECONDS - 20, persistent=True))
+    early = decided(lost(policy, ago=LATE_UPLOAD_WAIT_SECONDS - 20, persistent=True))
     assert not given_up(early)
     assert "still arrives" in early.reason
     assert early.wake_after_seconds is not None
     assert early.wake_after_seconds <= 20
 
-    due = lost(policy, ago=LATE_UPLOAD_SECONDS + 5, persistent=True)
+    due = lost(policy, ago=LATE_UPLOAD_WAIT_SECONDS + 5, persistent=True)
     before = decided(replace(due, persistent=PersistentListing(2, (), NOW - 6)))
     assert any(isinstance(a, ListPersistentTier) for a in before.actions), "what was listed then does not know"
     assert not given_up(before)
@@ -204,8 +204,8 @@ def test_a_holder_that_was_given_up_for_newer_steps_is_waited_for_once_the_other
 def test_what_is_lost_holds_up_no_upgrade_of_the_memory_tier() -> None:
     seen = lost()
     answer = judge_job_safety(seen, decided(seen).status, None)
-    assert answer.safe, answer.reason
-    assert answer.nodes == {"n0": 1, "n1": 1, "n2": 1}, "each was read, and has nothing"
+    assert answer.is_safe, answer.reason
+    assert answer.servers_read_by_node == {"n0": 1, "n1": 1, "n2": 1}, "each was read, and has nothing"
 
 
 def test_what_a_holder_that_is_away_may_have_is_not_lost_by_an_upgrade() -> None:
@@ -213,4 +213,4 @@ def test_what_a_holder_that_is_away_may_have_is_not_lost_by_an_upgrade() -> None
     seen = replace(seen, sessions=())
     status = decided(seen).status
     assert condition(status) is not None, "nobody knows of it that it lives"
-    assert not judge_job_safety(seen, status, None).safe, "other ranks' parts, of use with what it has, are kept"
+    assert not judge_job_safety(seen, status, None).is_safe, "other ranks' parts, of use with what it has, are kept"

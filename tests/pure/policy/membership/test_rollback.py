@@ -14,7 +14,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy, PersistentTierSpec
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
-from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
+from surefoot_operator.coordinator.desired_messages import derive_desired_state, list_desired_messages
 from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
 from surefoot_operator.policy.core.actions import DeleteUploaded, DropSaves, UploadSaves
 from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
@@ -110,11 +110,11 @@ def test_a_step_that_was_under_way_at_the_claim_is_left_out_too() -> None:
 
 def test_loaders_hear_what_they_leave_out() -> None:
     after = back(watched())
-    sessions = talk.new_sessions("job", 0.0)
+    sessions = talk.create_sessions("job", 0.0)
     by_worker = {talk.WorkerId(s.index, s.attempt): talk.Session(s) for s in after.sessions}
     sessions = talk.apply_membership(replace(sessions, by_worker=by_worker), after.status.membership)
-    rule = desired_state(after.status, UsableMemoryServers(), 1)
-    told = desired_messages(rule, sessions, talk.WorkerId(0, 1))
+    rule = derive_desired_state(after.status, UsableMemoryServers(), 1)
+    told = list_desired_messages(rule, sessions, talk.WorkerId(0, 1))
     assert [m.skip_steps for m in told if isinstance(m, Assign)] == [12]
 
 

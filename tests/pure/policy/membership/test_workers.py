@@ -34,7 +34,7 @@ from surefoot_operator.policy.core.actions import (
     FenceMemoryServer,
     Plan,
 )
-from surefoot_operator.policy.core.facts import MAX_KEPT, cached_by_identity, gather
+from surefoot_operator.policy.core.facts import MAX_CACHED_VALUES, build_facts, cached_by_identity
 from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.workers import reconcile_workers
 from surefoot_operator.policy.planning.plan import plan
@@ -390,7 +390,7 @@ def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
     full = running()
     spare = replace(seen, workers=full.workers, sessions=full.sessions)
     assert not plan(spare).reason.startswith("generation 1 runs"), "it is warm, and the world grows by it"
-    asked_to_go = replace(spare, deletions=frozenset({full.workers[2].uid}))
+    asked_to_go = replace(spare, deletion_uids=frozenset({full.workers[2].uid}))
     made = plan(asked_to_go)
     assert made.status.membership == spare.status.membership
     assert [(c.index, c.attempt) for c in made.actions if isinstance(c, CreateWorker)] == [(2, 8)]
@@ -398,7 +398,7 @@ def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
 
 def test_a_member_that_was_asked_to_be_deleted_is_left_in_order() -> None:
     full = running()
-    made = plan(replace(full, deletions=frozenset({full.workers[2].uid})))
+    made = plan(replace(full, deletion_uids=frozenset({full.workers[2].uid})))
     assert "worker 2 has a pending deletion" in made.reason
     assert "barrier" in made.reason
 
@@ -439,9 +439,9 @@ def test_nodes_in_doubt_cost_a_job_nothing_that_asks_for_no_worker() -> None:
         doubted = tuple(
             ObservedNode(f"m{n}", f"m{n}", ready=True, unconfirmed_failure="not renewed") for n in range(count)
         )
-        facts = gather(replace(began, nodes=(*began.nodes, *doubted)))
+        facts = build_facts(replace(began, nodes=(*began.nodes, *doubted)))
         reconcile_workers(facts, frozenset(range(3)))  # indexes are made
-        again = gather(replace(facts.snapshot, now_seconds=facts.now + 1.0))
+        again = build_facts(replace(facts.snapshot, now_seconds=facts.now + 1.0))
         costs[count] = counted(lambda facts=again: reconcile_workers(facts, frozenset(range(3))))  # type: ignore[misc]
     assert costs[MANY] <= costs[FEW] * 1.2
 
@@ -452,7 +452,7 @@ def test_where_nodes_stand_is_read_once_for_all_jobs() -> None:
     for count in (FEW, MANY):
         nodes = tuple(ObservedNode(f"m{n}", f"m{n}", ready=True, path=("zone", f"rack-{n}")) for n in range(count))
         first = facts.topology_of(nodes, "uid-0")
-        jobs = [f"uid-{job}" for job in range(1, 3 * MAX_KEPT)]
+        jobs = [f"uid-{job}" for job in range(1, 3 * MAX_CACHED_VALUES)]
         costs[count] = counted(lambda nodes=nodes, jobs=jobs: [facts.topology_of(nodes, job) for job in jobs])  # type: ignore[misc]
         assert facts.topology_of(nodes, "uid-0").paths is first.paths
     assert costs[MANY] <= costs[FEW] * 1.2
@@ -460,14 +460,16 @@ def test_where_nodes_stand_is_read_once_for_all_jobs() -> None:
 
 def test_equal_parts_stay_the_same_objects_and_others_do_not() -> None:
     steady, seen = SnapshotReuse(), running(workers=3)
-    first = steady.of(seen)
-    again = steady.of(replace(seen, workers=(*seen.workers,), nodes=tuple(seen.nodes), servers=(*seen.servers,)))
+    first = steady.reuse_equal_parts(seen)
+    again = steady.reuse_equal_parts(
+        replace(seen, workers=(*seen.workers,), nodes=tuple(seen.nodes), servers=(*seen.servers,))
+    )
     assert (again.workers, again.nodes, again.servers) == (seen.workers, seen.nodes, seen.servers)
     assert again.workers is first.workers
     assert again.nodes is first.nodes
     assert again.servers is first.servers
     gone = replace(seen, servers=seen.servers[1:])
-    assert steady.of(gone).servers == seen.servers[1:]
+    assert steady.reuse_equal_parts(gone).servers == seen.servers[1:]
 
 
 def test_an_index_is_made_once_for_one_tuple_and_anew_for_another() -> None:
@@ -489,7 +491,7 @@ def test_what_is_kept_is_bounded_and_told_by_its_arguments() -> None:
     source = (1, 2, 3)
     assert [length(source, 1), length(source, 1), length(source, 2)] == [4, 4, 5]
     assert asked == [1, 2]
-    for number in range(MAX_KEPT):
+    for number in range(MAX_CACHED_VALUES):
         length((number,) * 5, 0)
     assert length(source, 1) == 4
     assert asked.count(1) == 2

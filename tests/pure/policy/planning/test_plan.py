@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.builders import holder, job, running, told
 from support.fakes.fake_world import FakeWorld
 from support.operations import counted
-from surefoot.protocol.checkpoints.completeness import on_lineage
+from surefoot.protocol.checkpoints.completeness import is_on_lineage
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
@@ -113,7 +113,7 @@ def _accept_what_is_lost(world: FakeWorld) -> None:
     assert not [
         c
         for c in kept
-        if on_lineage(world.status.lineage, c, world.status.membership.generation) and world.tiers.readable(c)
+        if is_on_lineage(world.status.lineage, c, world.status.membership.generation) and world.tiers.readable(c)
     ]
     world.job = replace(world.job, accepted_loss=str(world.status.membership.generation))
     world.run(10.0, tick=1.0)

@@ -14,8 +14,13 @@ from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.blockers import REPEAT_SECONDS, UNCONNECTED_SECONDS, refusal_events, unplanned
-from surefoot_operator.rejected_calls import ApiCall, RefusedCall
+from surefoot_operator.policy.report.blockers import (
+    REPEAT_SECONDS,
+    UNCONNECTED_SECONDS,
+    rejected_call_events,
+    status_without_plan,
+)
+from surefoot_operator.rejected_calls import ApiCall, RejectedCall
 
 # ---- hindrances ------------------------------------------------------------------------------------------------------
 # What keeps a pod from running, from real pods' statuses: said on the job in the system's own words, and told once.
@@ -31,9 +36,9 @@ ACCOUNT = 'pods "gpt-worker-0-1" is forbidden: error looking up service account 
 
 def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> ObservedWorker:
     """As the API server shows it; its container is in `state`."""
-    marks = {api_objects.WORKER_INDEX: str(index), api_objects.ATTEMPT: "1"}
+    marks = {api_objects.WORKER_INDEX_LABEL: str(index), api_objects.ATTEMPT_LABEL: "1"}
     metadata = {"name": f"gpt-worker-{index}-1", "uid": f"u{index}", "labels": marks}
-    containers = [] if state is None else [{"name": api_objects.TRAINER, "state": state}]
+    containers = [] if state is None else [{"name": api_objects.TRAINER_CONTAINER, "state": state}]
     body = {"phase": "Pending", "containerStatuses": containers, **status}
     spec = {"containers": []} if state is None else {"nodeName": f"n{index}", "containers": []}
     return replace(
@@ -231,8 +236,8 @@ def test_an_ended_jobs_workers_have_left(phase: str) -> None:
 # What people read on a job whose calls the API server refuses.
 
 
-def refused(number: int = 0, sentence: str = "failed quota") -> RefusedCall:
-    return RefusedCall(
+def refused(number: int = 0, sentence: str = "failed quota") -> RejectedCall:
+    return RejectedCall(
         ApiCall("create", "pods", "team", f"p{number}", "u"), "quota", sentence, "403 Forbidden", 0, 20, 5
     )
 
@@ -240,7 +245,7 @@ def refused(number: int = 0, sentence: str = "failed quota") -> RefusedCall:
 def test_a_refusal_is_a_condition_that_turns_true_again_and_is_not_there_before() -> None:
     seen = running()
     assert condition_of(plan(seen).status, "ApiAccepted") is None
-    told = plan(replace(seen, refused_calls=(refused(),))).status
+    told = plan(replace(seen, rejected_calls=(refused(),))).status
     found = condition_of(told, "ApiAccepted")
     assert found is not None
     assert (found.status, found.reason) == ("False", "Rejected")
@@ -250,7 +255,7 @@ def test_a_refusal_is_a_condition_that_turns_true_again_and_is_not_there_before(
             seen,
             status=told,
             now_seconds=seen.now_seconds + 1,
-            refused_calls=(replace(refused(), count=6, last_seconds=30),),
+            rejected_calls=(replace(refused(), count=6, last_seconds=30),),
         )
     )
     assert condition_of(again.status, "ApiAccepted") == found  # no write for a count
@@ -260,35 +265,37 @@ def test_a_refusal_is_a_condition_that_turns_true_again_and_is_not_there_before(
 
 
 def test_many_refusals_are_three_and_a_number() -> None:
-    told = plan(replace(running(), refused_calls=tuple(refused(n) for n in range(50)))).status
+    told = plan(replace(running(), rejected_calls=tuple(refused(n) for n in range(50)))).status
     found = condition_of(told, "ApiAccepted")
     assert found is not None
     assert found.message.endswith("; and 47 more")
 
 
 def test_an_event_is_recorded_when_a_refusal_begins_and_seldom_after() -> None:
-    first = refusal_events((refused(),), {}, 0.0)
+    first = rejected_call_events((refused(),), {}, 0.0)
     (event,) = first.events
     assert event.warning
     assert event.reason == "ApiCallRejected"
     assert event.message == "failed quota (403 Forbidden: create pods team/p0); the operator retries this call"
-    later = refusal_events((refused(), refused(1)), first.told, 1.0)
+    later = rejected_call_events((refused(), refused(1)), first.reported_seconds, 1.0)
     assert [e.message for e in later.events] == [
         "failed quota (403 Forbidden: create pods team/p1); the operator retries this call"
     ]
-    assert refusal_events((refused(),), later.told, REPEAT_SECONDS - 1).events == ()
-    assert len(refusal_events((refused(),), later.told, REPEAT_SECONDS).events) == 1
-    assert refusal_events((), later.told, 2.0).told == {}  # over: its next beginning is news
+    assert rejected_call_events((refused(),), later.reported_seconds, REPEAT_SECONDS - 1).events == ()
+    assert len(rejected_call_events((refused(),), later.reported_seconds, REPEAT_SECONDS).events) == 1
+    assert (
+        rejected_call_events((), later.reported_seconds, 2.0).reported_seconds == {}
+    )  # over: its next beginning is news
 
 
 def test_a_job_without_a_plan_says_why_and_keeps_all_else() -> None:
     status = running().status
-    told = unplanned(status, (refused(),), 7.0)
+    told = status_without_plan(status, (refused(),), 7.0)
     assert (
         told.message
         == "failed quota (403 Forbidden: create pods team/p0); until the API server accepts it, Surefoot plans nothing for this job"
     )
     assert (told.phase, told.membership, told.step) == (status.phase, status.membership, status.step)
-    assert unplanned(told, (refused(),), 9.0) == told
-    assert unplanned(status, (), 7.0) == status
-    assert unplanned(replace(status, memory_cleared=True), (refused(),), 7.0).message == status.message
+    assert status_without_plan(told, (refused(),), 9.0) == told
+    assert status_without_plan(status, (), 7.0) == status
+    assert status_without_plan(replace(status, memory_cleared=True), (refused(),), 7.0).message == status.message

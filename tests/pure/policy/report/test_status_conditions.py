@@ -121,7 +121,7 @@ def test_the_spread_of_copies_is_told() -> None:
 
 def test_records_that_break_a_bound_are_told_by_name_and_training_goes_on() -> None:
     why = "holder n/i: index entry 1:113:0: world is 1000000000, allowed are 1 to 1048576"
-    seen = replace(running(), refused_records=(why, "another"))
+    seen = replace(running(), rejected_records=(why, "another"))
     made = plan(seen)
     found = condition(made.status, "RecordsRejected")
     assert found is not None

@@ -13,15 +13,15 @@ from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
     complete_checkpoints,
-    complete_persistent,
-    copies_of,
+    complete_in_persistent_tier,
+    count_copies,
     describe_lineage,
     effective_replicas,
-    generation_at,
-    layouts_to_check,
-    on_lineage,
-    pruned,
-    watermark,
+    find_watermark,
+    generation_of_step,
+    is_on_lineage,
+    layout_sets_to_check,
+    prune_lineage,
 )
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, MemoryServerInstance
@@ -63,8 +63,8 @@ def test_a_world_other_than_the_epochs_own_makes_it_incomplete() -> None:
 def test_layouts_that_were_not_found_to_cover_everything_make_it_incomplete() -> None:
     reading = TierReading({A: (ZERO, ONE)}, None)
     assert complete_checkpoints(reading, LINEAGE, 1, NONE, {}) == []
-    assert layouts_to_check(reading) == {frozenset({"layout"})}
-    assert layouts_to_check(TierReading({A: (ZERO,)}, None)) == set()
+    assert layout_sets_to_check(reading) == {frozenset({"layout"})}
+    assert layout_sets_to_check(TierReading({A: (ZERO,)}, None)) == set()
 
 
 def test_what_was_put_aside_or_lies_elsewhere_does_not_count() -> None:
@@ -74,18 +74,18 @@ def test_what_was_put_aside_or_lies_elsewhere_does_not_count() -> None:
 
 
 def test_copies_are_counted_by_failure_domain_and_the_least_rank_decides() -> None:
-    assert copies_of(Checkpoint(1, 10), TierReading({A: (ZERO, ONE), B: (ZERO,)}, None), DOMAINS) == 1
-    assert copies_of(Checkpoint(1, 10), TierReading({A: (ZERO, ONE), B: (ZERO, ONE)}, None), DOMAINS) == 2
-    assert copies_of(Checkpoint(1, 10), TierReading({B: (ZERO, ONE), C: (ZERO, ONE)}, None), DOMAINS) == 1
-    assert copies_of(Checkpoint(1, 20), TierReading({A: (ZERO,)}, None), DOMAINS) == 0
+    assert count_copies(Checkpoint(1, 10), TierReading({A: (ZERO, ONE), B: (ZERO,)}, None), DOMAINS) == 1
+    assert count_copies(Checkpoint(1, 10), TierReading({A: (ZERO, ONE), B: (ZERO, ONE)}, None), DOMAINS) == 2
+    assert count_copies(Checkpoint(1, 10), TierReading({B: (ZERO, ONE), C: (ZERO, ONE)}, None), DOMAINS) == 1
+    assert count_copies(Checkpoint(1, 20), TierReading({A: (ZERO,)}, None), DOMAINS) == 0
 
 
 def test_the_watermark_is_the_newest_with_all_its_copies() -> None:
     newer = (manifest(1, 20, 0, 2), manifest(1, 20, 1, 2))
     reading = TierReading({A: (ZERO, ONE, *newer), B: (ZERO, ONE)}, None)
-    assert watermark(reading, LINEAGE, 1, NONE, COVERED, DOMAINS, 2) == Checkpoint(1, 10)
-    assert watermark(reading, LINEAGE, 1, NONE, COVERED, DOMAINS, 1) == Checkpoint(1, 20)
-    assert watermark(TierReading({}, (ZERO, ONE)), LINEAGE, 1, NONE, COVERED, DOMAINS, 1) is None
+    assert find_watermark(reading, LINEAGE, 1, NONE, COVERED, DOMAINS, 2) == Checkpoint(1, 10)
+    assert find_watermark(reading, LINEAGE, 1, NONE, COVERED, DOMAINS, 1) == Checkpoint(1, 20)
+    assert find_watermark(TierReading({}, (ZERO, ONE)), LINEAGE, 1, NONE, COVERED, DOMAINS, 1) is None
 
 
 def test_as_many_copies_as_there_are_domains_but_never_none() -> None:
@@ -93,8 +93,8 @@ def test_as_many_copies_as_there_are_domains_but_never_none() -> None:
 
 
 def test_the_persistent_tier_completes_alone() -> None:
-    assert complete_persistent((ZERO, ONE), LINEAGE, 1, NONE, COVERED) == [Checkpoint(1, 10)]
-    assert complete_persistent((ZERO,), LINEAGE, 1, NONE, COVERED) == []
+    assert complete_in_persistent_tier((ZERO, ONE), LINEAGE, 1, NONE, COVERED) == [Checkpoint(1, 10)]
+    assert complete_in_persistent_tier((ZERO,), LINEAGE, 1, NONE, COVERED) == []
 
 
 # ---- lineage ---------------------------------------------------------------------------------------------------------
@@ -130,23 +130,23 @@ HISTORY = (
     ],
 )
 def test_a_branch_cuts_off_what_came_after_it(generation: int, step: int, seen_from: int, lies: bool) -> None:
-    assert on_lineage(HISTORY, Checkpoint(generation, step), seen_from) is lies
+    assert is_on_lineage(HISTORY, Checkpoint(generation, step), seen_from) is lies
 
 
 def test_a_parent_lies_on_the_lineage_even_where_its_own_epoch_was_pruned() -> None:
-    assert on_lineage(HISTORY[2:3], Checkpoint(2, 40), 3)
-    assert not on_lineage(HISTORY[2:3], Checkpoint(2, 30), 3)
+    assert is_on_lineage(HISTORY[2:3], Checkpoint(2, 40), 3)
+    assert not is_on_lineage(HISTORY[2:3], Checkpoint(2, 30), 3)
 
 
 def test_a_damaged_record_leads_round_in_no_circle() -> None:
     circle = (LineageEntry(1, Checkpoint(2, 5), 1), LineageEntry(2, Checkpoint(1, 5), 1))
-    assert not on_lineage(circle, Checkpoint(9, 1), 2)
-    assert generation_at(circle, 2, 1) is None
+    assert not is_on_lineage(circle, Checkpoint(9, 1), 2)
+    assert generation_of_step(circle, 2, 1) is None
 
 
 def test_each_step_counts_in_exactly_one_epoch() -> None:
-    assert [generation_at(HISTORY, 3, s) for s in (1, 30, 31, 40, 41)] == [1, 1, 2, 2, 3]
-    assert [generation_at(HISTORY, 5, s) for s in (20, 21)] == [1, 5]
+    assert [generation_of_step(HISTORY, 3, s) for s in (1, 30, 31, 40, 41)] == [1, 1, 2, 2, 3]
+    assert [generation_of_step(HISTORY, 5, s) for s in (20, 21)] == [1, 5]
 
 
 def test_it_reads_as_a_chain() -> None:
@@ -166,19 +166,19 @@ def histories(draw: st.DrawFn) -> tuple[LineageEntry, ...]:
 @given(histories(), st.integers(1, 30))
 def test_on_lineage_and_epoch_at_tell_one_story(history: tuple[LineageEntry, ...], step: int) -> None:
     last = history[-1].generation
-    lying = [e.generation for e in history if on_lineage(history, Checkpoint(e.generation, step), last)]
-    assert lying == [generation_at(history, last, step)]
+    lying = [e.generation for e in history if is_on_lineage(history, Checkpoint(e.generation, step), last)]
+    assert lying == [generation_of_step(history, last, step)]
 
 
 @given(histories(), st.integers(1, 30))
 def test_pruning_forgets_nothing_that_is_still_needed(history: tuple[LineageEntry, ...], step: int) -> None:
     last = history[-1].generation
-    epoch = generation_at(history, last, step)
+    epoch = generation_of_step(history, last, step)
     assert epoch is not None
     oldest = Checkpoint(epoch, step)
-    short = pruned(history, oldest, last)
+    short = prune_lineage(history, oldest, last)
     for later in range(step, step + 10):
         for entry in history:
             checkpoint = Checkpoint(entry.generation, later)
             if entry.generation >= oldest.generation:
-                assert on_lineage(short, checkpoint, last) == on_lineage(history, checkpoint, last)
+                assert is_on_lineage(short, checkpoint, last) == is_on_lineage(history, checkpoint, last)

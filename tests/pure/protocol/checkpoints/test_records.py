@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.samples import sample
 from surefoot.errors import ProtocolError
-from surefoot.protocol.checkpoints.completeness import uncovered
+from surefoot.protocol.checkpoints.completeness import describe_uncovered_tensor
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 
 # ---- coverage --------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def boxes_in_two_dimensions(draw: st.DrawFn) -> tuple[tuple[int, int], list[Box]
 def test_boxes_cover_exactly_if_each_element_is_in_one(drawn: tuple[tuple[int, int], list[Box]]) -> None:
     shape, boxes = drawn
     empty = not shape[0] * shape[1]
-    assert (uncovered([layout(shape, boxes)]) is None) == (empty or once(shape, boxes))
+    assert (describe_uncovered_tensor([layout(shape, boxes)]) is None) == (empty or once(shape, boxes))
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.lists(st.integers(0, 6), max_size=4))
@@ -54,28 +54,28 @@ def test_cutting_along_a_dimension_covers_and_losing_a_piece_does_not(rows: int,
     edges = sorted({0, rows, *(c for c in cuts if c < rows)})
     boxes: list[Box] = [((a, 0), (b - a, columns)) for a, b in pairwise(edges)]
     each = [layout((rows, columns), [box]) for box in boxes]
-    assert uncovered(each) is None
-    assert uncovered([layout((rows, columns), []), *each[1:]]) is not None
-    assert uncovered([*each, each[0]]) is not None
+    assert describe_uncovered_tensor(each) is None
+    assert describe_uncovered_tensor([layout((rows, columns), []), *each[1:]]) is not None
+    assert describe_uncovered_tensor([*each, each[0]]) is not None
 
 
 def test_a_scalar_is_saved_once() -> None:
     scalar = layout((), [((), ())])
-    assert uncovered([scalar]) is None
-    assert uncovered([scalar, scalar]) is not None
-    assert uncovered([layout((), [])]) is not None
+    assert describe_uncovered_tensor([scalar]) is None
+    assert describe_uncovered_tensor([scalar, scalar]) is not None
+    assert describe_uncovered_tensor([layout((), [])]) is not None
 
 
 def test_an_equal_number_of_elements_is_not_enough() -> None:
-    assert "overlap" in str(uncovered([layout((4,), [((0,), (2,)), ((1,), (2,))])]))
-    assert "beyond" in str(uncovered([layout((4,), [((0,), (2,)), ((3,), (2,))])]))
-    assert "negative" in str(uncovered([layout((2, 2), [((0, 0), (-2, -2))])]))
-    assert "dimensions" in str(uncovered([layout((4,), [((0, 0), (2, 2))])]))
+    assert "overlap" in str(describe_uncovered_tensor([layout((4,), [((0,), (2,)), ((1,), (2,))])]))
+    assert "beyond" in str(describe_uncovered_tensor([layout((4,), [((0,), (2,)), ((3,), (2,))])]))
+    assert "negative" in str(describe_uncovered_tensor([layout((2, 2), [((0, 0), (-2, -2))])]))
+    assert "dimensions" in str(describe_uncovered_tensor([layout((4,), [((0, 0), (2, 2))])]))
 
 
 def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
-    assert "shape" in str(uncovered([layout((4,), [((0,), (4,))]), layout((5,), [])]))
-    assert "dtype" in str(uncovered([layout((4,), [((0,), (4,))]), layout((4,), [], dtype="float64")]))
+    assert "shape" in str(describe_uncovered_tensor([layout((4,), [((0,), (4,))]), layout((5,), [])]))
+    assert "dtype" in str(describe_uncovered_tensor([layout((4,), [((0,), (4,))]), layout((4,), [], dtype="float64")]))
 
 
 # ---- manifest checksum -----------------------------------------------------------------------------------------------

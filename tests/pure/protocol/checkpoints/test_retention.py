@@ -15,19 +15,19 @@ from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
     complete_checkpoints,
-    copies_of,
-    watermark,
+    count_copies,
+    find_watermark,
 )
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import (
     LossHistory,
     RetentionInputs,
-    last_good,
-    last_good_and_required,
-    memory_drops,
+    find_known_good,
+    last_checkpoint_before_anomaly,
+    memory_saves_to_delete,
     milestone_checkpoints,
-    persistent_drops,
+    persistent_checkpoints_to_delete,
     plan_repairs,
     superseded_checkpoints,
 )
@@ -51,7 +51,7 @@ def saves(mask: int) -> tuple[RankManifest, ...]:
 
 
 def standing(reading: TierReading, floor: Checkpoint | None = None, replicas: int = 2) -> RetentionInputs:
-    full = watermark(reading, LINEAGE, 2, NONE, COVERS, DOMAINS, replicas)
+    full = find_watermark(reading, LINEAGE, 2, NONE, COVERS, DOMAINS, replicas)
     return RetentionInputs(LINEAGE, 2, False, Checkpoint(1, 10), full, floor, None, NONE)
 
 
@@ -61,7 +61,7 @@ def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, re
     for one, other in product(range(64), repeat=2):
         before = TierReading({A: saves(one), B: saves(other)}, None)
         now = standing(before, replicas=replicas)
-        gone = {h: set(memory_drops(entries, now, keep)) for h, entries in before.servers.items()}
+        gone = {h: set(memory_saves_to_delete(entries, now, keep)) for h, entries in before.servers.items()}
         for dropped in complete_checkpoints(before, LINEAGE, 2, NONE, COVERS):
             if any(s.checkpoint == dropped for saves_gone in gone.values() for s in saves_gone):
                 assert now.watermark is not None
@@ -72,7 +72,7 @@ def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, re
                 h: tuple(m for m in e if h not in partly or m.save not in gone[h]) for h, e in before.servers.items()
             }
             if now.watermark is not None:
-                assert copies_of(now.watermark, TierReading(left, None), DOMAINS) >= replicas
+                assert count_copies(now.watermark, TierReading(left, None), DOMAINS) >= replicas
 
 
 @pytest.mark.gate_only
@@ -84,7 +84,7 @@ def test_what_is_outlived_is_missed_by_no_loss_of_holders(keep: int) -> None:
         whole = complete_checkpoints(before, LINEAGE, 2, NONE, COVERS)
         gone = superseded_checkpoints(before.servers, whole)
         now = RetentionInputs(LINEAGE, 2, False, None, None, None, None, NONE, superseded=gone)
-        drops = {h: set(memory_drops(entries, now, keep)) for h, entries in before.servers.items()}
+        drops = {h: set(memory_saves_to_delete(entries, now, keep)) for h, entries in before.servers.items()}
         for lost, partly in product(((), (A,), (B,)), ((), (A,), (B,), (A, B))):
             kept = {h: e for h, e in before.servers.items() if h not in lost}
             left = {h: tuple(m for m in e if h not in partly or m.save not in drops[h]) for h, e in kept.items()}
@@ -115,7 +115,7 @@ def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together()
     for one in range(64):
         seen = TierReading({A: saves(one)}, None)
         now = standing(seen, replicas=1)
-        kept = tuple(m for m in saves(one) if m.save not in memory_drops(saves(one), now, 1))
+        kept = tuple(m for m in saves(one) if m.save not in memory_saves_to_delete(saves(one), now, 1))
         before, after = (
             complete_checkpoints(TierReading({A: e}, None), LINEAGE, 2, NONE, COVERS) for e in (saves(one), kept)
         )
@@ -123,26 +123,26 @@ def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together()
 
 
 def test_nothing_goes_while_the_world_is_claimed() -> None:
-    now = replace(standing(TierReading({A: saves(63), B: saves(63)}, None)), claimed=True)
-    assert memory_drops(saves(63), now, 1) == []
-    assert persistent_drops(CHECKPOINTS, CHECKPOINTS, now, 1) == []
+    now = replace(standing(TierReading({A: saves(63), B: saves(63)}, None)), is_claimed=True)
+    assert memory_saves_to_delete(saves(63), now, 1) == []
+    assert persistent_checkpoints_to_delete(CHECKPOINTS, CHECKPOINTS, now, 1) == []
 
 
 def test_a_checkpoint_that_is_safe_in_the_persistent_tier_supersedes_older_ones() -> None:
     now = standing(TierReading({}, None), floor=Checkpoint(2, 20))
-    assert {s.checkpoint for s in memory_drops(saves(63), now, 1)} == {Checkpoint(1, 10), Checkpoint(1, 20)}
+    assert {s.checkpoint for s in memory_saves_to_delete(saves(63), now, 1)} == {Checkpoint(1, 10), Checkpoint(1, 20)}
 
 
 def test_saves_that_another_world_overtook_go_at_once() -> None:
     now = standing(TierReading({}, None))
-    assert {s.checkpoint for s in memory_drops(saves(63), now, 2)} == {Checkpoint(1, 20)}
+    assert {s.checkpoint for s in memory_saves_to_delete(saves(63), now, 2)} == {Checkpoint(1, 20)}
 
 
 def test_the_parent_and_the_pinned_one_stay() -> None:
     now = standing(TierReading({}, None), floor=Checkpoint(1, 10))
-    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_drops(saves(63), now, 1)}
+    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_saves_to_delete(saves(63), now, 1)}
     pinned = replace(standing(TierReading({A: saves(63), B: saves(63)}, None)), pinned=Checkpoint(1, 10))
-    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_drops(saves(63), pinned, 1)}
+    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_saves_to_delete(saves(63), pinned, 1)}
 
 
 steps = st.lists(st.sampled_from([10, 20, 30, 40, 50]), unique=True)
@@ -153,7 +153,7 @@ def test_the_persistent_tier_keeps_its_newest_complete_ones(done: list[int], par
     lineage: Lineage = (LineageEntry(1, None, 1),)
     whole = [Checkpoint(1, s) for s in done]
     now = RetentionInputs(lineage, 1, False, None, None, max(whole, default=None), None, NONE)
-    gone = persistent_drops(whole, [Checkpoint(1, s) for s in {*done, *parts}], now, keep)
+    gone = persistent_checkpoints_to_delete(whole, [Checkpoint(1, s) for s in {*done, *parts}], now, keep)
     newest = sorted(whole)[-keep:]
     assert not set(gone) & set(newest)
     assert all(c < max(whole) for c in gone)
@@ -183,7 +183,7 @@ def test_milestones_stay_milestones_while_others_come_and_go(done: list[int], ev
     for step in sorted(done):
         there.append(Checkpoint(1, step))
         now = RetentionInputs(lineage, 1, False, None, None, there[-1], None, NONE)
-        gone = persistent_drops(there, there, now, keep, milestone_checkpoints(there, every))
+        gone = persistent_checkpoints_to_delete(there, there, now, keep, milestone_checkpoints(there, every))
         there = [c for c in there if c not in gone]
     every_one = [Checkpoint(1, s) for s in sorted(done)]
     assert set(there) == milestone_checkpoints(every_one, every) | set(every_one[-keep:])
@@ -229,12 +229,12 @@ def test_suspects_push_out_no_last_good_checkpoint_of_either_tier(mask: int, kee
     """Whatever steps had a loss that was no number, the newest that had one stays, and nothing else changes."""
     suspect = {c for bit, c in enumerate(STEPS) if mask >> bit & 1}
     entries = tuple(replace(manifest(c.generation, c.step, 0, 1), suspect=c in suspect) for c in STEPS)
-    good = last_good(STEPS, entries)
+    good = last_checkpoint_before_anomaly(STEPS, entries)
     lineage: Lineage = (LineageEntry(1, None, 1),)
     plain = RetentionInputs(lineage, 1, False, None, STEPS[-1], None, None, NONE)
     held = replace(plain, known_good=frozenset(c for c in (good,) if c is not None))
-    kept = {m.save.checkpoint for m in entries} - {s.checkpoint for s in memory_drops(entries, held, keep)}
-    kept_persistent = set(STEPS) - set(persistent_drops(STEPS, STEPS, held, keep))
+    kept = {m.save.checkpoint for m in entries} - {s.checkpoint for s in memory_saves_to_delete(entries, held, keep)}
+    kept_persistent = set(STEPS) - set(persistent_checkpoints_to_delete(STEPS, STEPS, held, keep))
     for left in (kept, kept_persistent):
         assert len(suspect) == len(STEPS) or max(set(STEPS) - suspect) in left
         assert left == set(STEPS[-keep:]) | ({good} if good is not None else set())
@@ -244,7 +244,7 @@ def test_suspects_push_out_no_last_good_checkpoint_of_either_tier(mask: int, kee
 
 def test_one_rank_that_had_no_number_makes_a_checkpoint_suspect() -> None:
     entries = [replace(manifest(1, step, r, 2), suspect=(step, r) == (20, 1)) for step in (10, 20) for r in (0, 1)]
-    assert last_good((Checkpoint(1, 10), Checkpoint(1, 20)), entries) == Checkpoint(1, 10)
+    assert last_checkpoint_before_anomaly((Checkpoint(1, 10), Checkpoint(1, 20)), entries) == Checkpoint(1, 10)
     text = entries[-1].to_json()
     assert RankManifest.from_json(text) == entries[-1]
     assert "suspect" not in entries[0].to_json()
@@ -258,17 +258,17 @@ C = {step: Checkpoint(1, step) for step in range(1, 200)}
 
 def test_a_checkpoint_is_good_once_so_many_later_steps_were_well() -> None:
     held = (C[10], C[20], C[30])
-    assert last_good_and_required(held, frozenset(), LossHistory(29, 0, 10)) == (C[10], {C[10], C[20]})
-    assert last_good_and_required(held, frozenset(), LossHistory(30, 0, 10)) == (C[20], {C[20], C[30]})
-    assert last_good_and_required(held, frozenset({C[20]}), LossHistory(35, 0, 10)) == (C[10], {C[10], C[30]})
+    assert find_known_good(held, frozenset(), LossHistory(29, 0, 10)) == (C[10], {C[10], C[20]})
+    assert find_known_good(held, frozenset(), LossHistory(30, 0, 10)) == (C[20], {C[20], C[30]})
+    assert find_known_good(held, frozenset({C[20]}), LossHistory(35, 0, 10)) == (C[10], {C[10], C[30]})
     # odd at 25: what was saved before is not proven by steps behind it
-    assert last_good_and_required(held, frozenset(), LossHistory(41, 25, 10), C[10]) == (C[30], {C[30]})
-    assert last_good_and_required(held, frozenset({C[30]}), LossHistory(31, 31, 10), C[10]) == (C[10], {C[10]})
+    assert find_known_good(held, frozenset(), LossHistory(41, 25, 10), C[10]) == (C[30], {C[30]})
+    assert find_known_good(held, frozenset({C[30]}), LossHistory(31, 31, 10), C[10]) == (C[10], {C[10]})
 
 
 def test_what_a_good_one_grew_from_is_good_where_that_is_not_at_hand() -> None:
     # a part of it may lie on a holder that is silent
-    assert last_good_and_required((C[10], C[30]), frozenset(), LossHistory(0, 0, 10), C[20]) == (
+    assert find_known_good((C[10], C[30]), frozenset(), LossHistory(0, 0, 10), C[20]) == (
         C[20],
         {C[10], C[20], C[30]},
     )
@@ -295,11 +295,11 @@ def test_the_last_good_one_is_always_there_and_little_else_is_kept(
         if step in asleep:
             continue
         sound = LossHistory(step, max((s for s in odd if s <= step), default=0), later)
-        known, spared = last_good_and_required(held, suspect, sound, known)
+        known, spared = find_known_good(held, suspect, sound, known)
         entries = [manifest(1, c.step, 0, 1) for c in held]
         newest = max(held, default=None)
         standing = RetentionInputs(lineage, 1, False, None, newest, None, None, frozenset(), known_good=spared)
-        held -= {s.checkpoint for s in memory_drops(entries, standing, keep)}
+        held -= {s.checkpoint for s in memory_saves_to_delete(entries, standing, keep)}
         assert known is None or known in held
         assert known is None or not any(s in odd for s in range(known.step, known.step + later + 1) if s <= step)
         assert len(held) <= keep + 2

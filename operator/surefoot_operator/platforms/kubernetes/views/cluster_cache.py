@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang, NodeSignals
-from surefoot_operator.errors import PlatformError, ViewRefused
+from surefoot_operator.errors import PlatformError, ReadForbidden
 from surefoot_operator.job_snapshot import ObservedNode
 from surefoot_operator.memory.connection_pool import MemoryServerAddress, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
@@ -45,7 +45,7 @@ class DerivedCache(Generic[T]):
     def __init__(self) -> None:
         self._cache: dict[str, tuple[Object, Hashable, T]] = {}
 
-    def all(
+    def derive_all(
         self, items: Iterable[Object], derive: Callable[[Object], T], extra_key: Callable[[Object], Hashable]
     ) -> list[T]:
         """Returns the derived value of each object; computes it only for objects that have changed.
@@ -90,7 +90,7 @@ class _FilteredView:
         """The inputs from which `servers` was derived."""
         self.nodes: tuple[ObservedNode, ...] = ()
         """All nodes, sorted by name."""
-        self.places: tuple[MemoryServerAddress, ...] = ()
+        self.servers: tuple[MemoryServerAddress, ...] = ()
         """The addresses of all memory servers."""
 
     def refresh_nodes(self, items: Iterable[Object], changes: int, kubelets: KubeletLiveness) -> None:
@@ -98,12 +98,12 @@ class _FilteredView:
         if self._node_inputs and self._node_inputs[0] == changes and self._node_inputs[1] is kubelets:
             return
         self._node_inputs = (changes, kubelets)
-        observed = self._derived_nodes.all(
+        observed = self._derived_nodes.derive_all(
             items,
             lambda node: observations.observe_node(node, kubelets, self._topology_key, self._signals),
             lambda node: (node["metadata"]["name"] in kubelets.silent, node["metadata"]["name"] in kubelets.renewed),
         )
-        new_nodes = observations.without_mass_doubt(sorted(observed, key=lambda node: node.name))
+        new_nodes = observations.confirm_node_failures(sorted(observed, key=lambda node: node.name))
         self.nodes = self.nodes if new_nodes == self.nodes else new_nodes
 
     def refresh_servers(
@@ -118,10 +118,10 @@ class _FilteredView:
         if inputs == self._server_inputs:
             return
         self._server_inputs = inputs
-        addresses = memory_tier_pods.server_addresses(
+        addresses = memory_tier_pods.choose_server_addresses(
             existing_pods, deleted_pods, {node.name: node.domain for node in self.nodes}, access
         )
-        self.places = self.places if addresses == self.places else addresses
+        self.servers = self.servers if addresses == self.servers else addresses
 
 
 class ClusterViews:
@@ -140,12 +140,12 @@ class ClusterViews:
         self._views: dict[tuple[str, NodeSignals], _FilteredView] = {}
         self._node_changes = self._server_changes = 0
 
-    def node_changed(self, old: Object | None, new: Object | None) -> None:
+    def record_node_change(self, old: Object | None, new: Object | None) -> None:
         """Records a change of a node, if it concerns a field that is read."""
         if old is None or new is None or _node_fields(old) != _node_fields(new):
             self._node_changes += 1
 
-    def server_changed(self) -> None:
+    def record_server_change(self) -> None:
         """Records a change of a memory server's pod."""
         self._server_changes += 1
 
@@ -167,7 +167,7 @@ class ClusterViews:
             view = self._views[topology_key, signals] = _FilteredView(topology_key, signals)
         view.refresh_nodes(self._nodes.values(), self._node_changes, kubelets)
         view.refresh_servers(self._servers.values(), self._gone.values(), self._server_changes, access)
-        return view.nodes, view.places
+        return view.nodes, view.servers
 
 
 def _node_fields(node: Object) -> tuple[Any, ...]:
@@ -176,15 +176,15 @@ def _node_fields(node: Object) -> tuple[Any, ...]:
 
 # ---- cluster cache ---------------------------------------------------------------------------------------------------
 
-JUDGE_SECONDS = 1.0
+KUBELET_POLL_SECONDS = 1.0
 """Time between two checks for kubelets that have stopped renewing their lease."""
-SYNC_SECONDS = 20.0
+SYNC_TIMEOUT_SECONDS = 20.0
 """Time limit for the first list of all kinds."""
 
 DELETED_RETENTION_SECONDS = 600.0
 """Time for which a deleted memory server is still observed; every job observes at least once a minute."""
 
-NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
+NOT_WATCHED_MESSAGE = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
 """Why a gang scheduler is unavailable that the installation does not list."""
 
 Listener = Callable[[Object | None, Object | None], None]
@@ -202,17 +202,17 @@ class ClusterCache:
             not use that scheduler are planned nevertheless.
     """
 
-    def __init__(self, api: Api, holders_in: str = "", gangs: Collection[Gang] = ()) -> None:
+    def __init__(self, api: Api, server_namespace: str = "", gangs: Collection[Gang] = ()) -> None:
         self.api = api
         self._listeners: dict[tuple[str, str], list[Listener]] = {}
         """(kind, job UID) → listeners to the changes of that job's objects; an empty UID: of all objects."""
-        self.jobs = self._watch_kind(f"{api_objects.JOBS}/trainingjobs", "")
-        self.workers = self._watch_kind("/api/v1/pods", api_objects.JOB_UID)
-        pods_path = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
-        self.servers = self._watch_kind(pods_path, api_objects.HOLDER_SELECTOR, "servers")
+        self.jobs = self._watch_kind(f"{api_objects.JOBS_API_PATH}/trainingjobs", "")
+        self.workers = self._watch_kind("/api/v1/pods", api_objects.JOB_UID_LABEL)
+        pods_path = api_objects.core_path(server_namespace, "pods") if server_namespace else "/api/v1/pods"
+        self.servers = self._watch_kind(pods_path, api_objects.MEMORY_SERVER_SELECTOR, "servers")
         self.nodes = self._watch_kind("/api/v1/nodes", "")
         leases_path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        self.leases = WatchedObjects(api, leases_path, "", self._on_lease_change, kept=watched_objects.trim_lease)
+        self.leases = WatchedObjects(api, leases_path, "", self._on_lease_change, trim=watched_objects.trim_lease)
         self._watched_by_kind = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
@@ -222,18 +222,19 @@ class ClusterCache:
         }
         self._watched = tuple(self._watched_by_kind.values())
         self.groups: dict[Gang, WatchedObjects] = {
-            gang: self._watch_kind(pod_groups.path(gang), api_objects.JOB_UID, optional=True) for gang in gangs
+            gang: self._watch_kind(pod_groups.pod_group_path(gang), api_objects.JOB_UID_LABEL, optional=True)
+            for gang in gangs
         }
         self._kubelets = NodeLeases()
         self._notified = KubeletLiveness()
-        self.gone_servers: dict[str, Object] = {}
+        self.deleted_server_pods: dict[str, Object] = {}
         """Node → the last memory server's pod there that was deleted, until a new one exists or the retention ends."""
         self._deleted_seconds: dict[str, float] = {}
         """Node → monotonic time at which that pod was deleted."""
-        self._views = ClusterViews(self.nodes.items, self.servers.items, self.gone_servers)
-        self.listen("servers", self._on_server_change)
+        self._views = ClusterViews(self.nodes.items, self.servers.items, self.deleted_server_pods)
+        self.add_listener("servers", self._on_server_change)
         self._pods_by_job: dict[str, dict[str, Object]] = {}
-        self.listen("pods", self._on_pod_change)
+        self.add_listener("pods", self._on_pod_change)
         self._tasks = TaskSet(_log_task_failure)
 
     async def start(self) -> None:
@@ -250,17 +251,17 @@ class ClusterCache:
             self._tasks.start(watched.run(), f"watch {watched.path}")
         self._tasks.start(self._poll_kubelets(), "judge leases")
         try:
-            async with asyncio.timeout(SYNC_SECONDS):
+            async with asyncio.timeout(SYNC_TIMEOUT_SECONDS):
                 for watched in self._watched:
-                    await (watched.answered if watched in (self.nodes, self.leases) else watched.synced).wait()
+                    await (watched.has_answered if watched in (self.nodes, self.leases) else watched.has_listed).wait()
         except TimeoutError:
-            unlisted = [watched for watched in self._watched if not watched.synced.is_set()]
+            unlisted = [watched for watched in self._watched if not watched.has_listed.is_set()]
             await self.close()
             rejections = "; ".join(watched.rejection for watched in unlisted if watched.rejection)
             paths = ", ".join(watched.path for watched in unlisted)
             hint = "; install the CustomResourceDefinition" if " (404 " in self.jobs.rejection else ""
             problem = rejections or "the API server did not answer"
-            raise PlatformError(f"{problem}: {paths} could not be listed in {SYNC_SECONDS:g} s{hint}") from None
+            raise PlatformError(f"{problem}: {paths} could not be listed in {SYNC_TIMEOUT_SECONDS:g} s{hint}") from None
         for kind, watched in self._watched_by_kind.items():
             metrics.watch_age_seconds.labels(kind).set_function(watched.age_seconds)
 
@@ -270,7 +271,7 @@ class ClusterCache:
             metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # does nothing for a kind that was never listed
         await self._tasks.close()
 
-    def listen(self, kind: str, listener: Listener, job: str = "") -> None:
+    def add_listener(self, kind: str, listener: Listener, job: str = "") -> None:
         """Calls a listener with the old and the new state at each later change.
 
         Args:
@@ -288,7 +289,7 @@ class ClusterCache:
         if not listeners:
             del self._listeners[kind, job]
 
-    def guarded(self, may_write: Callable[[], None]) -> ClusterCache:
+    def with_write_check(self, may_write: Callable[[], None]) -> ClusterCache:
         """Returns a copy with the same watches that calls `may_write` before each write; see `Api.with_write_check`."""
         cache = copy.copy(self)
         cache.api = self.api.with_write_check(may_write)
@@ -305,28 +306,28 @@ class ClusterCache:
         for watched in self._watched:
             if not watched.is_synced:
                 if watched.rejection:
-                    raise ViewRefused(f"{watched.rejection}; without this watch Surefoot plans nothing")
+                    raise ReadForbidden(f"{watched.rejection}; without this watch Surefoot plans nothing")
                 raise PlatformError(
                     f"the API server does not answer the watch of {watched.path}; nothing is planned until it does"
                 )
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all kinds were listed."""
-        return all(watched.synced.is_set() for watched in self._watched)
+        return all(watched.has_listed.is_set() for watched in self._watched)
 
-    def silences(self) -> dict[str, float]:
+    def seconds_since_answer(self) -> dict[str, float]:
         """Returns for each kind the seconds since the API server last answered its watch, even with an error."""
         now = time.monotonic()
-        return {kind: now - watched.answered_at for kind, watched in self._watched_by_kind.items()}
+        return {kind: now - watched.answered_seconds for kind, watched in self._watched_by_kind.items()}
 
     def pods_of(self, job: str) -> list[Object]:
         """Returns the pods with this job's UID in their labels, whether the job controls them or not."""
         return list(self._pods_by_job.get(job, {}).values())
 
-    def unavailable_groups(self) -> Mapping[Gang, str]:
+    def unavailable_schedulers(self) -> Mapping[Gang, str]:
         """Returns the gang schedulers whose pod groups cannot be used, each with the reason."""
-        reasons = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
+        reasons = {gang: NOT_WATCHED_MESSAGE.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
         return reasons | {gang: watched.rejection for gang, watched in self.groups.items() if watched.rejection}
 
     def nodes_and_servers(
@@ -337,7 +338,7 @@ class ClusterCache:
 
     def kubelet_liveness(self) -> KubeletLiveness:
         """Returns which kubelets have renewed their lease lately, and which have not."""
-        return self._kubelets.classify(self.leases.contact_since_seconds, self.leases.last_contact_seconds)
+        return self._kubelets.classify_nodes(self.leases.contact_since_seconds, self.leases.last_contact_seconds)
 
     def _watch_kind(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
@@ -346,7 +347,7 @@ class ClusterCache:
 
         def on_event(old: Object | None, new: Object | None) -> None:
             if kind == "nodes":
-                self._views.node_changed(old, new)
+                self._views.record_node_change(old, new)
             # compared here once, not by each of a thousand jobs: kubelets update their nodes' status all the time
             if fields_of is not None and old is not None and new is not None and fields_of(old) == fields_of(new):
                 return
@@ -364,7 +365,7 @@ class ClusterCache:
 
     def _on_pod_change(self, old: Object | None, new: Object | None) -> None:
         for pod, exists in ((old, False), (new, True)):
-            job = api_objects.job_of(pod) if pod is not None else None
+            job = api_objects.job_uid_label_of(pod) if pod is not None else None
             if pod is None or job is None:
                 continue
             pods = self._pods_by_job.setdefault(job, {})
@@ -376,23 +377,23 @@ class ClusterCache:
                     del self._pods_by_job[job]
 
     def _on_server_change(self, old: Object | None, new: Object | None) -> None:
-        self._views.server_changed()
+        self._views.record_server_change()
         pod = new or old
         node = observations.node_of(pod) if pod is not None else None
         if node is None:
             return
         if new is None and pod is not None:
-            self.gone_servers[node] = pod
+            self.deleted_server_pods[node] = pod
             self._deleted_seconds[node] = time.monotonic()
         elif new is not None:
             self._forget_deleted_server(node)
 
     def _forget_deleted_server(self, node: str) -> None:
-        if self.gone_servers.pop(node, None) is not None:
-            self._views.server_changed()
+        if self.deleted_server_pods.pop(node, None) is not None:
+            self._views.record_server_change()
         self._deleted_seconds.pop(node, None)
 
-    def forget_gone_servers(self, now: float) -> None:
+    def drop_expired_server_pods(self, now: float) -> None:
         """Drops deleted memory servers that every job has observed by now.
 
         In a cluster that scales, new nodes have new names, so the list would otherwise grow forever.
@@ -410,25 +411,25 @@ class ClusterCache:
             for name in (liveness.silent ^ notified.silent) | (liveness.renewed ^ notified.renewed):
                 node = self.nodes.items.get(("", name))
                 if name not in liveness.silent ^ notified.silent and (
-                    node is None or not observations.is_contradicted(node)
+                    node is None or not observations.lease_outweighs_conditions(node)
                 ):
                     continue  # a kubelet that renews its lease changes nothing on a node that is ready anyway
                 for listener in list(self._listeners.get(("nodes", ""), ())):
                     listener(None, node)
             self._notified = liveness
-            self.forget_gone_servers(time.monotonic())
-            await asyncio.sleep(JUDGE_SECONDS)  # a missing renewal causes no event, so it must be polled
+            self.drop_expired_server_pods(time.monotonic())
+            await asyncio.sleep(KUBELET_POLL_SECONDS)  # a missing renewal causes no event, so it must be polled
 
 
 def _job_of(kind: str, item: Object) -> str:
     """Returns the UID of the job that an object is or belongs to; empty: the object concerns all jobs."""
     if kind == "trainingjobs":
         return str(item["metadata"]["uid"])
-    return (api_objects.job_of(item) or "") if kind in ("pods", "podgroups") else ""
+    return (api_objects.job_uid_label_of(item) or "") if kind in ("pods", "podgroups") else ""
 
 
 _PLAN_FIELDS: Mapping[str, Callable[[Object], object]] = {
-    "nodes": observations.plan_fields,
+    "nodes": observations.node_plan_fields,
     "servers": observations.server_plan_fields,
     "podgroups": pod_groups.plan_fields,
 }

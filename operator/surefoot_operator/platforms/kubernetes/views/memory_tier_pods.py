@@ -35,11 +35,11 @@ class NewestRevision:
     """UID of the DaemonSet."""
     revision: str
     """The revision that all its pods should have."""
-    wanted: int
+    desired_count: int
     """Number of nodes that should have a pod."""
 
 
-def server_addresses(
+def choose_server_addresses(
     pods: Iterable[Object], deleted_pods: Iterable[Object], domains: Mapping[str, str], access: MemoryTierCredentials
 ) -> tuple[MemoryServerAddress, ...]:
     """Chooses one address for each memory server: that of a running pod, else that of the newest pod.
@@ -73,7 +73,7 @@ def observe_server_pods(
         nodes: All nodes.
         kubelets: Which kubelets have renewed their lease.
     """
-    confirmed_nodes = observations.without_mass_doubt(observations.observe_node(node, kubelets) for node in nodes)
+    confirmed_nodes = observations.confirm_node_failures(observations.observe_node(node, kubelets) for node in nodes)
     node_by_name = {node.name: node for node in confirmed_nodes}
     return tuple(_observe_server_pod(pod, node_by_name) for pod in pods if _is_owned(pod, owner_uid))
 
@@ -95,7 +95,7 @@ def _observe_server_pod(pod: Object, node_by_name: Mapping[str, ObservedNode]) -
     )
 
 
-async def newest_revision(api: Api, namespace: str, name: str) -> NewestRevision | None:
+async def read_newest_revision(api: Api, namespace: str, name: str) -> NewestRevision | None:
     """Reads a DaemonSet's newest revision.
 
     Returns None if the DaemonSet does not exist or its controller has not yet processed its newest version.

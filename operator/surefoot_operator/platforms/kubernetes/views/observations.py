@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot_operator.api.known_node_signals import INFORMATIONAL_SIGNALS, KNOWN_SIGNALS, NOT_OF_THE_NODE
+from surefoot_operator.api.known_node_signals import IGNORED_REASONS, INFORMATIONAL_SIGNALS, KNOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.api.status import moment_seconds
+from surefoot_operator.api.status import parse_rfc3339
 from surefoot_operator.api.topology_levels import HOSTNAME, topology_path
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.job_snapshot import ObservedNode, ObservedPurge, ObservedWorker
@@ -42,7 +42,7 @@ def node_of(pod: Object) -> str | None:
 
 def created_seconds(metadata: Object) -> float:
     """Returns the Unix time at which an object was created; 0 if it has no creation time."""
-    return moment_seconds(metadata.get("creationTimestamp")) or 0.0
+    return parse_rfc3339(metadata.get("creationTimestamp")) or 0.0
 
 
 def observe_worker(pod: Object) -> ObservedWorker:
@@ -55,7 +55,9 @@ def observe_worker(pod: Object) -> ObservedWorker:
     """
     metadata = pod["metadata"]
     try:
-        index, attempt = (int(metadata["labels"][name]) for name in (api_objects.WORKER_INDEX, api_objects.ATTEMPT))
+        index, attempt = (
+            int(metadata["labels"][name]) for name in (api_objects.WORKER_INDEX_LABEL, api_objects.ATTEMPT_LABEL)
+        )
     except (KeyError, ValueError) as error:
         raise PlatformError(
             f"pod {metadata['name']} has an invalid or missing label of this operator ({error}); delete the pod"
@@ -80,7 +82,7 @@ def observe_worker(pod: Object) -> ObservedWorker:
 
 
 def _was_oom_killed(pod: Object) -> bool:
-    terminated = _container_state(pod.get("status", {}), api_objects.TRAINER).get("terminated") or {}
+    terminated = _container_state(pod.get("status", {}), api_objects.TRAINER_CONTAINER).get("terminated") or {}
     return bool(terminated.get("reason") == _OOM_KILLED)
 
 
@@ -114,7 +116,7 @@ def _disruption_reason(pod: Object) -> str:
 def observe_purge(pod: Object) -> ObservedPurge | None:
     """Converts the pod of an attempt to delete persistent data; None if it has no valid label of this operator."""
     metadata, status = pod["metadata"], pod.get("status", {})
-    attempt = metadata["labels"].get(api_objects.ATTEMPT, "")
+    attempt = metadata["labels"].get(api_objects.ATTEMPT_LABEL, "")
     if not attempt.isdecimal():
         return None
     phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
@@ -134,7 +136,7 @@ def _last_log_line(terminated: Object, code: int) -> str:
 class _Server:
     """A memory server (Redis process) of a pod."""
 
-    number: int
+    index: int
     """Index of the server on its node, from 0."""
     container: str
     """Name of its container."""
@@ -145,11 +147,11 @@ class _Server:
 def _observe_trainer(pod: Object) -> tuple[Phase, int | None, str]:
     """Returns the phase, the exit code and the message of the trainer's container; None: it has not exited."""
     status = pod.get("status", {})
-    state = _container_state(status, api_objects.TRAINER)
+    state = _container_state(status, api_objects.TRAINER_CONTAINER)
     message = status.get("message") or status.get("reason") or ""
     terminated = state.get("terminated")
     if terminated is not None:
-        code = exit_code(int(terminated["exitCode"]))
+        code = decode_exit_code(int(terminated["exitCode"]))
         return (
             ("Failed" if code else "Succeeded"),
             code,
@@ -163,7 +165,7 @@ def _observe_trainer(pod: Object) -> tuple[Phase, int | None, str]:
     return phase, None, message
 
 
-def exit_code(code: int) -> int:
+def decode_exit_code(code: int) -> int:
     """Converts a container's exit code 128 + n, which means signal n, to -n; returns others unchanged."""
     return 128 - code if 128 < code < 128 + 65 else code
 
@@ -201,7 +203,7 @@ def observe_servers(
     if node is None or not address:
         return ()
     states: dict[str, Object] = {c["name"]: c for c in status.get("containerStatuses", ())}
-    uses_tls = api_objects.HOLDER_TLS in (pod["metadata"].get("annotations") or {})
+    uses_tls = api_objects.MEMORY_SERVER_TLS in (pod["metadata"].get("annotations") or {})
     return tuple(
         MemoryServerAddress(
             node=node,
@@ -212,12 +214,12 @@ def observe_servers(
             running=not is_deleted
             and "running" in states[server.container].get("state", {})
             and status.get("phase") == "Running",
-            settling=len(pod["spec"]["containers"]) > len(servers) and not is_ready(pod),
+            may_be_prefaulting=len(pod["spec"]["containers"]) > len(servers) and not is_ready(pod),
             admin_user=access.user,
             admin_password=access.password,
             tls_ca=access.authority if uses_tls else None,
-            server=server.number,
-            servers=len(servers),
+            server_index=server.index,
+            servers_on_node=len(servers),
         )
         for server in servers
         if states.get(server.container, {}).get("containerID")
@@ -253,16 +255,16 @@ def _find_servers(pod: Object) -> list[_Server]:
             if number is not None:
                 servers.append(_Server(number, str(container["name"]), int(port["containerPort"])))
     if servers:
-        return sorted(servers, key=lambda server: server.number)
-    first_container = next((str(container["name"]) for container in containers), api_objects.HOLDER_CONTAINER)
-    return [_Server(0, first_container, api_objects.HOLDER_PORT)]
+        return sorted(servers, key=lambda server: server.index)
+    first_container = next((str(container["name"]) for container in containers), api_objects.MEMORY_SERVER_CONTAINER)
+    return [_Server(0, first_container, api_objects.MEMORY_SERVER_PORT)]
 
 
 def _server_index(port_name: str) -> int | None:
     """Returns a server's index from its port's name, such as `redis` or `redis-1`; None: it is no server's port."""
-    if port_name == api_objects.HOLDER_CONTAINER:
+    if port_name == api_objects.MEMORY_SERVER_CONTAINER:
         return 0
-    index_text = port_name.removeprefix(f"{api_objects.HOLDER_CONTAINER}-")
+    index_text = port_name.removeprefix(f"{api_objects.MEMORY_SERVER_CONTAINER}-")
     return int(index_text) if index_text != port_name and index_text.isascii() and index_text.isdecimal() else None
 
 
@@ -271,7 +273,7 @@ def _server_index(port_name: str) -> int | None:
 # lease is never read, because the clocks of other machines differ. The time of an API server outage does not count:
 # after it, every lease is as old as the outage, although every kubelet may be alive.
 
-LEASE_SECONDS = 25.0
+MAX_LEASE_AGE_SECONDS = 25.0
 """Time without a renewal after which a kubelet counts as silent; kubelets renew their lease every 10 s."""
 
 
@@ -318,7 +320,7 @@ class NodeLeases:
             if self._liveness is not None and name not in self._liveness[2].renewed:
                 self._liveness = None
 
-    def classify(self, heard_since: float, heard_at: float) -> KubeletLiveness:
+    def classify_nodes(self, contact_since_seconds: float, last_contact_seconds: float) -> KubeletLiveness:
         """Classifies the nodes by the leases of an uninterrupted watch.
 
         Returns the same object until a node changes its class, because a thousand jobs call this twice a second.
@@ -327,8 +329,15 @@ class NodeLeases:
             contact_since_seconds: Time since which the watch was not interrupted.
             last_contact_seconds: Time of the watch's last event; the result is as of this time.
         """
-        if self._liveness is None or self._liveness[0] != heard_since or heard_at > self._liveness[1]:
-            self._liveness = (heard_since, *self._compute_liveness(heard_since, heard_at))
+        if (
+            self._liveness is None
+            or self._liveness[0] != contact_since_seconds
+            or last_contact_seconds > self._liveness[1]
+        ):
+            self._liveness = (
+                contact_since_seconds,
+                *self._compute_liveness(contact_since_seconds, last_contact_seconds),
+            )
         return self._liveness[2]
 
     def _compute_liveness(
@@ -339,10 +348,14 @@ class NodeLeases:
         }
         liveness = KubeletLiveness(
             frozenset(
-                node for node, seconds in self._renewals.items() if last_contact_seconds - seconds <= LEASE_SECONDS
+                node
+                for node, seconds in self._renewals.items()
+                if last_contact_seconds - seconds <= MAX_LEASE_AGE_SECONDS
             ),
             frozenset(
-                node for node, seconds in unchanged_seconds.items() if last_contact_seconds - seconds > LEASE_SECONDS
+                node
+                for node, seconds in unchanged_seconds.items()
+                if last_contact_seconds - seconds > MAX_LEASE_AGE_SECONDS
             ),
         )
         expiring = [
@@ -351,7 +364,7 @@ class NodeLeases:
         ]
         if liveness != self._last_result:
             self._last_result = liveness
-        return min(expiring, default=math.inf) + LEASE_SECONDS, self._last_result
+        return min(expiring, default=math.inf) + MAX_LEASE_AGE_SECONDS, self._last_result
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
@@ -394,7 +407,7 @@ def observe_node(
     )
 
 
-def without_mass_doubt(nodes: Iterable[ObservedNode]) -> tuple[ObservedNode, ...]:
+def confirm_node_failures(nodes: Iterable[ObservedNode]) -> tuple[ObservedNode, ...]:
     """Marks nodes with an unconfirmed failure as not ready, unless most nodes seem to have failed at once.
 
     In that case a fault of the control plane is more likely. A node that is marked keeps its unconfirmed failure: after
@@ -407,7 +420,7 @@ def without_mass_doubt(nodes: Iterable[ObservedNode]) -> tuple[ObservedNode, ...
     return tuple(replace(node, ready=False) if node.unconfirmed_failure else node for node in all_nodes)
 
 
-def is_contradicted(item: Object) -> bool:
+def lease_outweighs_conditions(item: Object) -> bool:
     """Whether renewals of the kubelet's lease outweigh this node's conditions."""
     return _unconfirmed_failure(item, has_renewed=False) != _unconfirmed_failure(item, has_renewed=True)
 
@@ -417,7 +430,7 @@ def is_cordoned_or_evacuated(item: Object) -> bool:
     return bool(item.get("spec", {}).get("unschedulable", False)) or bool(_find_signal(item, KNOWN_SIGNALS))
 
 
-def plan_fields(item: Object) -> tuple[Any, ...]:
+def node_plan_fields(item: Object) -> tuple[Any, ...]:
     """Returns the fields of a node that plans read, without those that every heartbeat changes."""
     metadata, spec = item["metadata"], item["spec"]
     conditions = [(c["type"], c["status"], c.get("reason")) for c in item.get("status", {}).get("conditions", ())]
@@ -453,7 +466,7 @@ def _find_signal(item: Object, signals: NodeSignals) -> str:
     """Returns a text about the first of these signals that the node bears; empty: it bears none."""
     taints = {taint["key"] for taint in item["spec"].get("taints", ())}
     labels = {f"{key}={value}" for key, value in (item["metadata"].get("labels") or {}).items()}
-    ignored_reasons = NOT_OF_THE_NODE if signals is KNOWN_SIGNALS else {}
+    ignored_reasons = IGNORED_REASONS if signals is KNOWN_SIGNALS else {}
     conditions = item.get("status", {}).get("conditions", ())
     condition_by_text = {
         f"{c['type']}={c['status']}": c for c in conditions if c.get("reason") not in ignored_reasons.get(c["type"], ())

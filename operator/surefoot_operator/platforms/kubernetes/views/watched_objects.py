@@ -63,8 +63,8 @@ def trim_server_pod(pod: Object) -> Object:
             _select_fields(container, ("name", "ports")) for container in trimmed["spec"]["containers"]
         ]
     annotations = pod["metadata"].get("annotations") or {}
-    if api_objects.HOLDER_TLS in annotations:
-        trimmed["metadata"]["annotations"] = {api_objects.HOLDER_TLS: annotations[api_objects.HOLDER_TLS]}
+    if api_objects.MEMORY_SERVER_TLS in annotations:
+        trimmed["metadata"]["annotations"] = {api_objects.MEMORY_SERVER_TLS: annotations[api_objects.MEMORY_SERVER_TLS]}
     return trimmed
 
 
@@ -137,13 +137,13 @@ TrimFunction = Callable[[Object], Object]
 
 WATCH_SECONDS = 30
 """Time after which the server ends each watch; a connection that broke unnoticed is detected by then."""
-SILENCE_SECONDS = WATCH_SECONDS + 5.0
+EVENT_TIMEOUT_SECONDS = WATCH_SECONDS + 5.0
 """Time without any event after which a watch's connection counts as broken."""
-STALE_SECONDS = 45.0
+MAX_AGE_SECONDS = 45.0
 """Time without contact to the server after which the mirrored objects count as out of date."""
-PAGE = 500
+PAGE_OBJECTS = 500
 """Objects in one page of a list."""
-NOT_SERVED_SECONDS = 10.0
+NOT_SERVED_RETRY_SECONDS = 10.0
 """Least time between two requests for an optional kind that is not served; the longest is twice that."""
 _BACKOFF = Backoff(0.1, 2.0)
 _MAX_TOMBSTONES = 4096
@@ -175,19 +175,19 @@ class WatchedObjects:
         selector: str,
         on_event: OnEvent,
         optional: bool = False,
-        kept: TrimFunction = trim_managed_fields,
+        trim: TrimFunction = trim_managed_fields,
     ) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
-        self.synced, self.answered = asyncio.Event(), asyncio.Event()
+        self.has_listed, self.has_answered = asyncio.Event(), asyncio.Event()
         """Events that are set once the kind was listed, and once the server has answered, even with an error."""
-        self.answered_at = time.monotonic()
+        self.answered_seconds = time.monotonic()
         """Monotonic time of the last answer, even an error, which a restart of the operator would not change."""
         self.last_contact_seconds = self.contact_since_seconds = time.monotonic()
         """Monotonic times of the last event or list, and of the first one since the last interruption."""
         self.rejection = ""
         """Why the server does not let this operator watch the kind; empty: it does, or has not answered yet."""
-        self._optional, self._trim = optional, kept
+        self._optional, self._trim = optional, trim
         self._was_interrupted = False
         self._api, self._selector, self._on_event = api.without_reports() if optional else api, selector, on_event
         self._list_version = ""
@@ -198,7 +198,7 @@ class WatchedObjects:
     @property
     def is_synced(self) -> bool:
         """Whether `items` was listed and the server was in contact recently, so that `items` is up to date."""
-        return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
+        return self.has_listed.is_set() and self.age_seconds() < MAX_AGE_SECONDS
 
     def age_seconds(self) -> float:
         """Returns the seconds since the last event or list."""
@@ -222,16 +222,16 @@ class WatchedObjects:
                 self._was_interrupted = True
                 if self._optional and isinstance(error, ApiError) and error.code in (403, 404):
                     self._record_unavailable(error)
-                    await asyncio.sleep(NOT_SERVED_SECONDS * (1 + random.random()))
+                    await asyncio.sleep(NOT_SERVED_RETRY_SECONDS * (1 + random.random()))
                     continue
                 if isinstance(error, ApiError):
-                    self.rejection, self.answered_at = str(error), time.monotonic()
-                    self.answered.set()
+                    self.rejection, self.answered_seconds = str(error), time.monotonic()
+                    self.has_answered.set()
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("watching %s failed and is retried: %s", self.path, error)
                 # jitter: many operators must not reconnect to a restarted server at the same moment
                 failures += 1
-                await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
+                await asyncio.sleep(_BACKOFF.wait_seconds(failures, random.random()))
 
     def apply_write_result(self, item: Object) -> None:
         """Stores an object that an own write returned, unless it is outdated."""
@@ -244,7 +244,7 @@ class WatchedObjects:
         self.items[key] = trimmed = self._trim(item)
         self._on_event(old, trimmed)
 
-    def remove(self, namespace: str, name: str, uid: str) -> None:
+    def remove_deleted(self, namespace: str, name: str, uid: str) -> None:
         """Removes an object that this operator has deleted; later events about it are ignored."""
         self._deleted_uids[uid] = None
         while len(self._deleted_uids) > _MAX_TOMBSTONES:
@@ -267,7 +267,9 @@ class WatchedObjects:
         )
         rejection = f"{error}; {remedy}"
         if rejection != self.rejection:
-            log.warning("cannot watch %s: %s; trying again in %.0f s or more", self.path, rejection, NOT_SERVED_SECONDS)
+            log.warning(
+                "cannot watch %s: %s; trying again in %.0f s or more", self.path, rejection, NOT_SERVED_RETRY_SECONDS
+            )
         self.rejection, self._list_version = rejection, ""
         for key in list(self.items) if error.code == 404 else ():
             self._on_event(self.items.pop(key), None)
@@ -275,7 +277,7 @@ class WatchedObjects:
     async def _list_all(self) -> None:
         listed_items: dict[tuple[str, str], Object] = {}
         self._uids_of_own_writes.clear()
-        query: dict[str, str | int] = {"limit": PAGE, **self._selector_query()}
+        query: dict[str, str | int] = {"limit": PAGE_OBJECTS, **self._selector_query()}
         while True:
             page = await self._api.get(self.path, query)
             existing_items = (item for item in page["items"] if _uid_of(item) not in self._deleted_uids)
@@ -299,8 +301,8 @@ class WatchedObjects:
         for key, item in listed_items.items():
             if key not in newer:
                 self._store_if_newer(item)
-        self.synced.set()
-        self.answered.set()
+        self.has_listed.set()
+        self.has_answered.set()
 
     async def _watch_until_closed(self) -> None:
         query: dict[str, str | int] = {
@@ -310,7 +312,7 @@ class WatchedObjects:
             **self._selector_query(),
         }
         try:
-            async with aclosing(self._api.watch(self.path, query, SILENCE_SECONDS)) as events:
+            async with aclosing(self._api.watch(self.path, query, EVENT_TIMEOUT_SECONDS)) as events:
                 async for event in events:
                     self._record_contact()
                     self._apply_event(event["type"], event.get("object", {}))
@@ -320,7 +322,7 @@ class WatchedObjects:
             raise
 
     def _record_contact(self) -> None:
-        self.last_contact_seconds = self.answered_at = time.monotonic()
+        self.last_contact_seconds = self.answered_seconds = time.monotonic()
         self.rejection = ""
         if self._was_interrupted:
             self.contact_since_seconds, self._was_interrupted = self.last_contact_seconds, False

@@ -23,7 +23,7 @@ from surefoot_operator.platforms.kubernetes.views.cluster_cache import (
     ClusterCache,
     DerivedCache,
 )
-from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, NodeLeases
+from surefoot_operator.platforms.kubernetes.views.observations import MAX_LEASE_AGE_SECONDS, NodeLeases
 
 # ---- cluster views ---------------------------------------------------------------------------------------------------
 # What jobs see of nodes and holders is made once for all of them, and again only of what changed.
@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache, self.version, self.access = ClusterCache(cast(Api, None)), 0, MemoryTierCredentials(password="p")
         self.made = self.placed = 0
-        node, places = cluster_cache.observations.observe_node, cluster_cache.memory_tier_pods.server_addresses
+        node, places = cluster_cache.observations.observe_node, cluster_cache.memory_tier_pods.choose_server_addresses
 
         def counted(*given: Any) -> Any:
             self.made += 1
@@ -48,7 +48,7 @@ class Cluster:
             return places(*given)
 
         monkeypatch.setattr(cluster_cache.observations, "observe_node", counted)
-        monkeypatch.setattr(cluster_cache.memory_tier_pods, "server_addresses", placed)
+        monkeypatch.setattr(cluster_cache.memory_tier_pods, "choose_server_addresses", placed)
         for number in range(NODES):
             self.node(number)
             self.holder(number)
@@ -114,7 +114,7 @@ def test_many_jobs_cost_what_one_costs_and_a_change_what_changed(cluster: Cluste
 
 def test_words_of_a_condition_are_told_although_they_wake_nobody(cluster: Cluster) -> None:
     woken: list[Any] = []
-    cluster.cache.listen("nodes", lambda old, new: woken.append(new))
+    cluster.cache.add_listener("nodes", lambda old, new: woken.append(new))
     before = cluster.look()[0]
     cluster.cost()
     cluster.node(5, message="other words of a node that is well")
@@ -131,7 +131,7 @@ def test_a_holder_that_went_and_another_password_are_seen(cluster: Cluster) -> N
 
 
 def test_who_asks_otherwise_sees_otherwise_and_no_way_of_asking_is_kept_for_ever(cluster: Cluster) -> None:
-    assert cluster.look(api_objects.HOSTNAME)[0][4].path == ()
+    assert cluster.look(api_objects.HOSTNAME_LABEL)[0][4].path == ()
     assert cluster.look("rack")[0][4].path == ("r1",)
     for number in range(3 * cluster_cache.MAX_VIEWS):
         cluster.look(f"key-{number}")
@@ -148,15 +148,15 @@ def test_who_was_heard_is_told_by_one_value_until_it_changes() -> None:
 
     for node in ("a", "b"):
         renewed(node, 0.0, 1.0)
-    first = leases.classify(0.0, 1.0)
+    first = leases.classify_nodes(0.0, 1.0)
     assert (first.renewed, first.silent) == (frozenset("ab"), frozenset())
     for second in range(2, 20):
         renewed("a", second - 1.0, float(second))
-        assert leases.classify(0.0, float(second)) is first
-    later = leases.classify(0.0, 1.0 + LEASE_SECONDS + 0.001)
+        assert leases.classify_nodes(0.0, float(second)) is first
+    later = leases.classify_nodes(0.0, 1.0 + MAX_LEASE_AGE_SECONDS + 0.001)
     assert (later.renewed, later.silent) == (frozenset("a"), frozenset("b"))
     renewed("b", 26.0, 27.0)
-    assert leases.classify(0.0, 27.0) == first
+    assert leases.classify_nodes(0.0, 27.0) == first
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -181,7 +181,7 @@ def test_what_is_kept_of_who_was_heard_is_what_looking_again_would_say(seed: int
         heard_at = max(heard_at, now - chance.choice((0.0, 0.0, 3.0)))  # what was heard stays heard
         anew = NodeLeases()
         anew._unchanged_since, anew._renewals = leases._unchanged_since, leases._renewals
-        assert leases.classify(since, heard_at) == anew.classify(since, heard_at)
+        assert leases.classify_nodes(since, heard_at) == anew.classify_nodes(since, heard_at)
 
 
 # ---- cache wakes -----------------------------------------------------------------------------------------------------
@@ -205,14 +205,14 @@ def holder(version: int, ready: str = "True", **other: Any) -> dict[str, Any]:
         "podIP": "10.0.0.1", "phase": "Running", "containerStatuses": [server],
         "conditions": [{"type": "Ready", "status": ready, "lastProbeTime": str(version)}],
     }  # fmt: skip
-    port = {"name": api_objects.HOLDER_CONTAINER, "containerPort": 6379}
+    port = {"name": api_objects.MEMORY_SERVER_CONTAINER, "containerPort": 6379}
     spec = {"nodeName": "n0", "containers": [{"name": "redis", "ports": [port]}, {"name": "companion"}]}
     return {"metadata": {"name": "h", "namespace": "s", "uid": "h", "resourceVersion": str(version)}, "spec": spec, "status": status}  # fmt: skip
 
 
 def worker(job: str, version: int) -> dict[str, Any]:
     metadata = {"name": f"w-{job}", "namespace": "d", "uid": f"w-{job}", "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "labels": {api_objects.JOB_UID: job}}, "spec": {}, "status": {}}
+    return {"metadata": {**metadata, "labels": {api_objects.JOB_UID_LABEL: job}}, "spec": {}, "status": {}}
 
 
 class ClusterCacheWakes:
@@ -233,7 +233,7 @@ EVERYBODY = list(range(JOBS_CACHE_WAKES))
 
 def test_a_kubelets_heartbeat_wakes_nobody_and_is_compared_once(monkeypatch: Any) -> None:
     compared = []
-    marks = caching.observations.plan_fields
+    marks = caching.observations.node_plan_fields
     monkeypatch.setitem(cast(Any, caching._PLAN_FIELDS), "nodes", lambda one: compared.append(one) or marks(one))
     cluster = ClusterCacheWakes()
     cluster.cache.nodes._apply_event("ADDED", node(1))
@@ -302,7 +302,7 @@ def test_nobody_is_listened_for_once_he_is_gone() -> None:
 
 
 def pod(name: str, job: str | None, version: int = 1, uid: str = "") -> dict[str, Any]:
-    marks = {} if job is None else {api_objects.JOB_UID: job}
+    marks = {} if job is None else {api_objects.JOB_UID_LABEL: job}
     metadata = {"name": name, "namespace": "n", "uid": uid or name, "resourceVersion": str(version), "labels": marks}
     return {"metadata": metadata}
 
@@ -316,14 +316,14 @@ def test_what_was_made_of_an_object_is_made_again_only_for_another() -> None:
 
     memo = DerivedCache[str]()
     first, second = pod("a", "j"), pod("b", "j")
-    assert memo.all([first, second], make, lambda _: None) == ["1", "1"]
-    assert memo.all([first, second], make, lambda _: None) == ["1", "1"]
+    assert memo.derive_all([first, second], make, lambda _: None) == ["1", "1"]
+    assert memo.derive_all([first, second], make, lambda _: None) == ["1", "1"]
     assert made == ["a", "b"]
-    assert memo.all([pod("a", "j", 2), second], make, lambda _: None) == ["2", "1"]
-    assert memo.all([second], make, lambda _: None) == ["1"]
-    assert memo.all([first], make, lambda _: None) == ["1"]
+    assert memo.derive_all([pod("a", "j", 2), second], make, lambda _: None) == ["2", "1"]
+    assert memo.derive_all([second], make, lambda _: None) == ["1"]
+    assert memo.derive_all([first], make, lambda _: None) == ["1"]
     assert made == ["a", "b", "a", "a"]  # nothing is kept of what was gone
-    memo.all([first], make, lambda _: "something else")
+    memo.derive_all([first], make, lambda _: "something else")
     assert made[-1] == "a"
     assert len(made) == 5
 
@@ -345,7 +345,7 @@ def test_a_job_has_its_pods_and_only_them_at_every_moment() -> None:
     assert (names(cache, "one"), names(cache, "two")) == (["a"], ["b", "c"])
     cache.workers.apply_write_result(pod("a", "one", 4, uid="another"))
     assert [found["metadata"]["uid"] for found in cache.pods_of("one")] == ["another"]
-    cache.workers.remove("n", "a", "another")
+    cache.workers.remove_deleted("n", "a", "another")
     assert names(cache, "one") == []
 
 
@@ -363,12 +363,12 @@ def test_a_holder_that_is_gone_is_forgotten_after_a_while_or_when_another_comes(
     for number in range(2000):
         cache.servers._apply_event("ADDED", pod_gone_holders(number, 100 + 2 * number))
         cache.servers._apply_event("DELETED", pod_gone_holders(number, 101 + 2 * number))
-    assert len(cache.gone_servers) == 2000
+    assert len(cache.deleted_server_pods) == 2000
     cache.servers._apply_event("ADDED", pod_gone_holders(7, 10_000))
     now = time.monotonic()
-    cache.forget_gone_servers(now)
-    assert len(cache.gone_servers) == 1999, "every job has yet to see that they are gone"
-    cache.forget_gone_servers(now + DELETED_RETENTION_SECONDS + 1)
-    assert cache.gone_servers == {}
+    cache.drop_expired_server_pods(now)
+    assert len(cache.deleted_server_pods) == 1999, "every job has yet to see that they are gone"
+    cache.drop_expired_server_pods(now + DELETED_RETENTION_SECONDS + 1)
+    assert cache.deleted_server_pods == {}
     cache.servers._apply_event("DELETED", pod_gone_holders(7, 10_001))
-    assert list(cache.gone_servers) == ["node-7"]
+    assert list(cache.deleted_server_pods) == ["node-7"]

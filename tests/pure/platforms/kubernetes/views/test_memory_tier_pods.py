@@ -52,7 +52,7 @@ def revision(name: str, number: int, owner: str = "ds-1") -> dict[str, Any]:
 
 def newest(server: Server) -> memory_tier_pods.NewestRevision | None:
     api: Any = server
-    return asyncio.run(memory_tier_pods.newest_revision(api, "surefoot-system", "surefoot-memory"))
+    return asyncio.run(memory_tier_pods.read_newest_revision(api, "surefoot-system", "surefoot-memory"))
 
 
 def test_the_newest_revision_is_the_highest_of_its_own() -> None:

@@ -9,7 +9,7 @@ import pytest
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.job_snapshot import ObservedNode
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, KubeletLiveness, NodeLeases
+from surefoot_operator.platforms.kubernetes.views.observations import MAX_LEASE_AGE_SECONDS, KubeletLiveness, NodeLeases
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
@@ -29,7 +29,9 @@ def node(name: str = "n0", ready: str = "True", **spec: Any) -> dict[str, Any]:
 def among(found: dict[str, Any], heard: KubeletLiveness, gone: int = 0, of: int = 5) -> ObservedNode:
     """`found` beside nodes of which `gone` more seem gone, all told `of`."""
     others = [node(f"n{i}", "Unknown" if i <= gone else "True") for i in range(1, of)]
-    return observations.without_mass_doubt(observations.observe_node(one, heard, "zone") for one in (found, *others))[0]
+    return observations.confirm_node_failures(
+        observations.observe_node(one, heard, "zone") for one in (found, *others)
+    )[0]
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -88,14 +90,14 @@ def lease(time: str, name: str = "n0") -> dict[str, Any]:
 def test_a_kubelet_is_heard_by_a_renewal_that_came_and_not_by_a_lease_that_was_there() -> None:
     leases = NodeLeases()
     leases.record_change(None, lease("old"), 0.0)
-    assert leases.classify(0.0, 1.0) == UNHEARD
+    assert leases.classify_nodes(0.0, 1.0) == UNHEARD
     leases.record_change(lease("old"), lease("old"), 5.0)
-    assert leases.classify(0.0, 6.0) == UNHEARD
+    assert leases.classify_nodes(0.0, 6.0) == UNHEARD
     leases.record_change(lease("old"), lease("new"), 10.0)
-    assert leases.classify(0.0, 10.0 + LEASE_SECONDS) == RENEWED
-    assert leases.classify(0.0, 10.1 + LEASE_SECONDS) == SILENT
+    assert leases.classify_nodes(0.0, 10.0 + MAX_LEASE_AGE_SECONDS) == RENEWED
+    assert leases.classify_nodes(0.0, 10.1 + MAX_LEASE_AGE_SECONDS) == SILENT
     leases.record_change(lease("new"), None, 50.0)
-    assert leases.classify(0.0, 90.0) == UNHEARD
+    assert leases.classify_nodes(0.0, 90.0) == UNHEARD
 
 
 def test_no_kubelet_is_silent_for_what_was_missed_while_its_api_server_was_away() -> None:
@@ -103,15 +105,18 @@ def test_no_kubelet_is_silent_for_what_was_missed_while_its_api_server_was_away(
     leases.record_change(None, lease("old"), 0.0)
     leases.record_change(lease("old"), lease("new"), 5.0)
     back = 65.0
-    assert leases.classify(heard_since=back, heard_at=back) == UNHEARD
-    assert leases.classify(heard_since=back, heard_at=back + LEASE_SECONDS + 0.1) == SILENT
+    assert leases.classify_nodes(contact_since_seconds=back, last_contact_seconds=back) == UNHEARD
+    assert (
+        leases.classify_nodes(contact_since_seconds=back, last_contact_seconds=back + MAX_LEASE_AGE_SECONDS + 0.1)
+        == SILENT
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "news"), [(node(), False), (node(ready="Unknown"), True), (node(ready="False"), False)]
 )
 def test_a_renewal_is_news_only_where_it_contradicts(found: dict[str, Any], news: bool) -> None:
-    assert observations.is_contradicted(found) == news
+    assert observations.lease_outweighs_conditions(found) == news
 
 
 @pytest.mark.parametrize(
@@ -140,10 +145,12 @@ def test_a_job_may_name_signals_of_its_own_instead() -> None:
 def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:
     beat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
     first = a_node(conditions=[beat])
-    assert observations.plan_fields(first) == observations.plan_fields(
+    assert observations.node_plan_fields(first) == observations.node_plan_fields(
         a_node(conditions=[{**beat, "lastHeartbeatTime": "later"}])
     )
-    assert observations.plan_fields(first) != observations.plan_fields(a_node(conditions=[beat], labels={"a": "b"}))
+    assert observations.node_plan_fields(first) != observations.node_plan_fields(
+        a_node(conditions=[beat], labels={"a": "b"})
+    )
 
 
 def a_node(
