@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- memory server indexes -------------------------------------------------------------------------------------------
-# Reads the indexes of many memory servers concurrently, on one event loop. With a thread per server, a rank that restores
-# from hundreds of servers would spend more time switching threads than reading. A server that does not answer runs into
-# its own timeout and delays no other.
+# Reads the indexes of many memory servers concurrently, on one event loop. With a thread per server, a rank that
+# restores from hundreds of servers would spend more time switching threads than reading. A server that does not answer
+# runs into its own timeout and delays no other.
 
 INDEXES_AT_ONCE = 32
 """Servers read concurrently. A server's timeout runs while this process performs the TLS handshakes of all of them, and
