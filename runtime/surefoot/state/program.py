@@ -116,6 +116,8 @@ class Program:
         order = {name: number for number, name in enumerate(objects)}
         rest: list[ProgramPart] = [*self._optimizer_parts, *others]
         self._parts: list[ProgramPart] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
+        shared = (name for name, inlined in self._inlined.items() if inlined.whose == "all")
+        self._watchable = frozenset([*(part.name for part in self._modules), *shared])
         self._proved: Sequence[Entry] | None = None
         self._targets: list[Entry] = []
         self._converted: list[tuple[Entry, torch.Tensor]] = []
@@ -167,6 +169,29 @@ class Program:
             },
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
+
+    def shared_values(self) -> dict[str, bytes]:
+        """The plain values of objects that are no module, optimizer or loader, encoded, by name."""
+        shared = {name for name, inlined in self._inlined.items() if inlined.whose == "all"}
+        shared -= {n for n in shared if getattr(self._inlined[n].subject, "elastic", False)}
+        return {part.name: encoded({"": part.values()}) for part in self._parts if part.name in shared}
+
+    def unwatched_tensors(self, max_bytes: int) -> dict[str, torch.Tensor]:
+        """The smallest tensor of each object that no copy in background watches, by name; an object may have none."""
+        found: dict[str, torch.Tensor] = {}
+        for entry in self._proved or ():
+            name = entry.name.partition("/")[0]
+            if entry.copy_in_background or name not in self._watchable:
+                continue
+            tensor = entry.local_part()
+            smallest = min(max_bytes, found[name].nbytes - 1 if name in found else max_bytes)
+            if 0 < tensor.nbytes <= smallest and not tensor.is_inference():
+                found[name] = tensor
+        return found
+
+    def has_generators_for(self, step: int) -> bool:
+        """Whether the save of `step` takes the generators as they were before, not as they are."""
+        return self._random_before[0] == step - 1
 
     def save_generators_for_next(self, step: int) -> None:
         """Keeps the present generators for the save of step `step` + 1."""
