@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.holders import find_free_port
 from surefoot.flush.engine import FlushArena, Flusher, FlushListener
 from surefoot.flush.state_machine import StagedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
@@ -32,6 +31,7 @@ from surefoot.memory_server.server_process import RunningServer, ServerSettings,
 from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.tiers import Tier
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, issue_certificate
+from surefoot_operator.platforms.local.node_process import find_free_port
 
 JOB, PASSWORD, ACCOUNT = "bench", "of the benchmark", ("bench-user", "of its job")
 CALL_SECONDS = 30.0

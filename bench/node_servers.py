@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.agent_ranks import Rank, drop, saved
-from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, find_free_port
+from bench.holders import ACCOUNT, JOB, NODES, PASSWORD
 from surefoot.flush.engine import FlushOptions
 from surefoot.memory_server import server_process
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer, ServerSettings
 from surefoot.protocol.checkpoints.placement import assign_targets
 from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
+from surefoot_operator.platforms.local.node_process import find_free_port
 
 RANKS, RANK_BYTES, TURNS = 8, 64 << 20, 9
 SERVERS = (1, 2, 4)

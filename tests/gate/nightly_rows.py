@@ -53,7 +53,7 @@ ROWS: tuple[NightlyRows, ...] = (
             "chart/test_images.py::test_what_the_runtimes_image_installs_can_be_had",
             "pure/test_extras.py::test_a_command_without_its_part_says_which",
         ),
-        text="the operator's image, its install lines run",
+        text="the operator's image: its install commands",
     ),
     NightlyRows(
         "pure/policy/planning/test_plan.py",
@@ -171,7 +171,7 @@ ROWS: tuple[NightlyRows, ...] = (
         "cluster/test_gang.py",
         r"test_without_its_api\w+",
         ("cluster/test_gang.py::test_a_whole_world_is_placed_or_none_of_it",),
-        text="a gang scheduler whose API comes later",
+        text="a gang scheduler whose API is installed later",
     ),
     NightlyRows(
         "cluster/test_scenario_drained.py",
@@ -196,7 +196,7 @@ ROWS: tuple[NightlyRows, ...] = (
             "cluster/test_controller.py::test_three_replicas_lead_a_shard_each_and_a_killed_one_moves_its_own_alone",
             "pure/controller/leader/test_election_rules.py::test_shards_are_led_soon_spread_evenly_and_then_stay",
         ),
-        text="a number of shards that changes while the operator runs",
+        text="a change of the number of shards while the operator runs",
     ),
     NightlyRows(
         "integration/test_unkind_loops.py",
@@ -205,7 +205,7 @@ ROWS: tuple[NightlyRows, ...] = (
             "integration/test_own_pace.py::test_what_is_no_wait_for_other_ranks_is_work",
             "simulator/test_simulation.py::test_the_rank_that_hangs_or_is_slow_is_named_and_no_other",
         ),
-        text="slow ranks of real loops",
+        text="slow ranks in real loops",
         kept_count=2,
         kept=r".*\[(all are slow|slow)\]",
     ),
@@ -224,13 +224,13 @@ ROWS: tuple[NightlyRows, ...] = (
             "integration/test_local_faults.py::test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result",
             "integration/test_layouts.py::test_a_layout_returns_into_every_layout",
         ),
-        text="workers of two ranks in a whole run",
+        text="workers of two ranks in a complete run",
     ),
     NightlyRows(
         "integration/test_local_restore_from.py",
         r"test_a_new_job_goes_on\w+",
         ("integration/test_local_restore_from.py::test_a_step_that_the_older_job_does_not_have_fails_the_new_one",),
-        text="a job that begins from an older one's checkpoint",
+        text="a job that starts from a source job's checkpoint",
     ),
     NightlyRows(
         "integration/test_dashboards.py",
@@ -295,13 +295,13 @@ ROWS: tuple[NightlyRows, ...] = (
             "simulator/test_simulation.py::test_the_rank_that_hangs_or_is_slow_is_named_and_no_other",
             "integration/test_own_pace.py::test_what_is_no_wait_for_other_ranks_is_work",
         ),
-        text="a slow rank of a whole run",
+        text="a slow rank in a complete run",
     ),
     NightlyRows(
         "integration/test_local_damage.py",
         r"test_.*",
         ("integration/test_corruption.py::test_a_hole_in_one_copy_is_read_elsewhere_and_healed",),
-        text="damage in a whole run",
+        text="damage in a complete run",
     ),
     NightlyRows(
         "integration/test_local_fault_kinds.py",
@@ -313,7 +313,7 @@ ROWS: tuple[NightlyRows, ...] = (
         "integration/test_local_join_check.py",
         r"test_.*",
         ("simulator/test_simulation.py::test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves",),
-        text="trials of nodes in a whole run",
+        text="node tests in a complete run",
     ),
     NightlyRows(
         "integration/test_local_intervals.py",
@@ -321,13 +321,13 @@ ROWS: tuple[NightlyRows, ...] = (
         (
             "integration/test_local_intervals.py::test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener",
         ),
-        text="ways to say how often to save",
+        text="ways to configure the save interval",
     ),
     NightlyRows(
         "integration/test_local_hangs.py",
         r"test_where_all_ranks.*",
         ("integration/test_flight_recorder.py::test_a_rank_that_waits_in_a_collective_tells_it",),
-        text="a hang in a collective of a whole run",
+        text="a hang in a collective in a complete run",
     ),
     NightlyRows(
         "integration/test_local_numerics.py",
@@ -335,7 +335,7 @@ ROWS: tuple[NightlyRows, ...] = (
         (
             "integration/test_local_numerics.py::test_data_that_is_no_number_is_skipped_and_the_run_ends_with_a_finite_loss",
         ),
-        text="a NaN that always returns",
+        text="a NaN that recurs after each rollback",
     ),
     NightlyRows(
         "integration/test_local_endings.py",
@@ -347,7 +347,7 @@ ROWS: tuple[NightlyRows, ...] = (
         "integration/test_loaders.py",
         r"test_(an_elastic_job|each_sample|a_killed_program).*",
         ("pure/data/test_sampler.py::test_each_list_is_one_step_s_through_kills_and_resizes",),
-        text="loaders of whole programs",
+        text="loaders in complete programs",
         kept_count=1,
         kept=r".*\[stream-2\]",
     ),
@@ -369,7 +369,7 @@ ROWS: tuple[NightlyRows, ...] = (
         "integration/test_library_bucket.py",
         r"test_a_spoiled_answer_costs_no_step\[.*",
         ("integration/test_library_bucket.py::test_checkpoints_that_are_gone_are_named",),
-        text="spoiled answers of a bucket",
+        text="invalid responses of a bucket",
         kept_count=6,
         kept=r".*\[(a throttled listing|a flipped part|a flipped manifest|a stale listing|a part that is missing once|no record of the newest)\]",
     ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -19,7 +21,7 @@ from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
 from surefoot.checkpointer.restoring import ShareReads
-from surefoot.checkpointer.saving import Saver, StepSaves
+from surefoot.checkpointer.saving import ChangeWatch, Saver, StepSaves
 from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announce_pause, plain_number
 from surefoot.checkpointer.usage_checks import (
     Stateful,
@@ -102,6 +104,21 @@ def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:
 
 # ---- checkpointer ----------------------------------------------------------------------------------------------------
 
+
+@dataclass(slots=True)
+class _OpenStep:
+    """An epoch's last step, whose save waits for the script to finish the epoch (a scheduler, a validation)."""
+
+    step: int
+    is_due: bool
+    at_barrier: bool
+    interval_exponent: int
+    draws_ahead: bool
+    """Whether the step is saved with the generators as they were before a block of `prefetching()`."""
+    ending: EndSignal | None = None
+    """Whom the save is for; None: no SIGTERM came."""
+
+
 CLOSE_SECONDS = 120.0
 """How long `close` waits for what is staged to reach its tiers."""
 
@@ -164,13 +181,18 @@ class Checkpointer:
         self._saver = Saver(self._program, self._backend, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
-        self._guard = StateGuard(named)
+        self._guard = StateGuard(named, _weak_call(self._before_batch))
         self._step = 0
         self._losses = LossCheck(self._backend)
         self._saves = StepSaves(self._saver, self._backend, self._guard)
+        self._changes = ChangeWatch(self._program, self._backend)
+        self._open_step: _OpenStep | None = None
+        self._skipped_at_epoch_end = False
         pace = ActivityMonitor(named.values(), about.rank, about.world_size)
         self._reports = StepReports(self._saver, self._backend, self._guard, self._losses, pace)
         self._named, self._faults = named, InjectedFaults()
+        self._thread = threading.get_ident()
+        """The thread that trains: a save begins in no other one."""
         self._stepped = False
         self._restored = False
         self._closed = False
@@ -198,6 +220,7 @@ class Checkpointer:
             Unreadable: no copy of some byte is good, and no older checkpoint may be taken.
         """
         self._reject_in_child("restore")
+        self._open_step = None
         fit = AllowedDifferences(strict, tuple(optional), convert_dtypes)
         self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
@@ -226,18 +249,23 @@ class Checkpointer:
             StateNotRestorable: an object's state could be saved and not restored.
         """
         self._reject_in_child("step")
+        self._thread = threading.get_ident()
         if not self._restored and not self._stepped:
             usage_checks.require_restored(self._backend.attached.parent)
         with self._reports.not_counted():
             self._finish_step(loss, grad_norm)
         ending = self._connected.ending
         if ending is not None and ending.is_due(self._step):
-            self._save_and_end(ending)
+            if self._open_step is not None:
+                self._open_step.ending = ending
+            else:
+                self._save_and_end(ending)
         self._faults.slow()
         self._faults.hang()
         return self._step
 
     def _finish_step(self, loss: torch.Tensor | float | None, gradient_norm: torch.Tensor | float | None) -> None:
+        self._finish_epoch()  # where no optimizer and no loader of this program announced the step
         self._step += 1
         self._guard.mark_step()
         stall = self._saves.stall_of_last_save()
@@ -248,15 +276,52 @@ class Checkpointer:
         told = plain_number(loss)
         self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
         at_barrier = self._backend.is_barrier_at(self._step)
-        skipped = False
+        skipped, self._skipped_at_epoch_end = self._skipped_at_epoch_end, False
         level = self._saves.interval_exponent
-        if at_barrier:
+        is_due = self._saves.schedule.is_due(self._step, level)
+        if self._guard.step_ends_epoch:
+            draws_ahead = self._program.has_generators_for(self._step)
+            self._open_step = _OpenStep(self._step, is_due, at_barrier, level, draws_ahead)
+        elif at_barrier:
             self._saves.save_and_wait(self._step)
-        elif self._saves.schedule.is_due(self._step, level):
+        elif is_due:
             skipped = self._saves.save_if_slot_free(self._step, level)
+            self._changes.record(self._step, skipped)
         self._reports.report(self._step, told, stall, skipped, level)
-        if at_barrier:
+        if at_barrier and self._open_step is None:
             self._backend.wait_at_barrier(self._step)
+
+    def _finish_epoch(self) -> None:
+        """Saves an epoch's last step, where that is due, with what the script has done since."""
+        open_step, self._open_step = self._open_step, None
+        if open_step is None:
+            return
+        with self._reports.not_counted():
+            if open_step.at_barrier:
+                self._saves.save_and_wait(open_step.step)
+                self._backend.wait_at_barrier(open_step.step)
+            elif open_step.is_due and open_step.ending is None:
+                skipped = self._saves.save_if_slot_free(open_step.step, open_step.interval_exponent)
+                self._skipped_at_epoch_end = skipped
+        if open_step.ending is not None:
+            self._save_and_end(open_step.ending)
+
+    def _before_batch(self, is_first: bool) -> None:
+        """Called by loaders before they fetch a batch: what the script did since `step()` is done."""
+        if self._closed or threading.get_ident() != self._thread:
+            return
+        if self._open_step is None:
+            self._changes.check()
+            return
+        self._save_generators()
+        if is_first:
+            self._finish_epoch()
+        # else it is another loader's batch: it may be the next step's, or be dropped as the epoch ends with this loader's
+
+    def _save_generators(self) -> None:
+        """Has an epoch's last step saved with the generators as they are now."""
+        if self._open_step is not None and not self._open_step.draws_ahead:
+            self._program.save_generators_for_next(self._step - 1)
 
     def _save_and_end(self, ending: EndSignal) -> None:
         """Saves the step at which SIGTERM ends this rank, and passes the signal on."""
@@ -275,6 +340,8 @@ class Checkpointer:
         The step is saved with the generators as they were when the last such block of it began: a script that draws its
         next batch early draws the same one again after a restart.
         """
+        self._save_generators()
+        self._finish_epoch()
         self._program.save_generators_for_next(self._step)
         yield
 
@@ -297,6 +364,16 @@ class Checkpointer:
             yield
         self._reports.exclude_seconds(spent.seconds)
 
+    def epoch_end(self) -> None:
+        """Saves the last step of an epoch, where that is due, with what the script has done since `step()`.
+
+        Loaders with `by_epoch` do this when the next epoch's first batch is requested, and `close()` does it. Call it on
+        every rank where that comes late: before an evaluation that belongs to no epoch, or an export.
+        """
+        self._reject_in_child("epoch_end")
+        self._save_generators()
+        self._finish_epoch()
+
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not.
 
@@ -306,8 +383,16 @@ class Checkpointer:
             False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
         self._reject_in_child("save_now")
+        if not self._saves.may_save(self._step):
+            return False
+        self._save_generators()
+        if self._open_step is not None and (self._open_step.at_barrier or self._open_step.ending is not None):
+            self._finish_epoch()
+        self._open_step = None
         with self._reports.not_counted():
-            return self._saves.may_save(self._step) and self._saves.save_and_wait(self._step)
+            is_staged = self._saves.save_and_wait(self._step)
+        self._changes.record(self._step, skipped=not is_staged)
+        return is_staged
 
     def wait_for_staging(self) -> None:
         """Waits until the tensors of the last save may be changed.
@@ -377,6 +462,11 @@ class Checkpointer:
         missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
         offered = not missing or (save and self._saves.may_save(self._step))
         if missing and offered:
+            self._save_generators()
+            self._finish_epoch()
+            self._saver.wait()
+            missing = self._saver.staged_step != self._step
+        if missing and offered:
             self._saves.save_and_wait(self._step)
         self._end(flush_seconds=CLOSE_SECONDS, offered=offered)
         if offered and not self._disowned:
@@ -412,6 +502,7 @@ class Checkpointer:
     def _before_change(self) -> None:
         if self._disowned:
             return
+        self._finish_epoch()
         self._guard.mark_optimizer_step()
         with self._reports.not_counted():
             self._saver.join()
@@ -419,7 +510,7 @@ class Checkpointer:
     def _end(self, flush_seconds: float, offered: bool = False) -> None:
         if self._disowned:
             return
-        self._closed = True
+        self._closed, self._open_step = True, None
         self._reports.close()
         atexit.unregister(self._at_exit)
         for hook in self._hooks:
@@ -446,6 +537,17 @@ class Checkpointer:
         except LastStepNotSaved as unsaved:
             _log.error("%s", unsaved)
             fail_at_exit()
+
+
+def _weak_call(method: Callable[[bool], None]) -> Callable[[bool], None]:
+    """Calls a method as long as its object is there: loaders outlive the Checkpointer that they are given to."""
+    weak = weakref.WeakMethod(method)
+
+    def call(is_first: bool) -> None:
+        if (target := weak()) is not None:
+            target(is_first)
+
+    return call
 
 
 _OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

@@ -24,7 +24,7 @@ from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Staged
 from surefoot.save_schedule import RankBackoff, SaveSchedule
 from surefoot.staging import Arena, CopyOutcome, CopySource, Stager
-from surefoot.state import Entry, PieceRange, SavePlan, save_plan, structure_of
+from surefoot.state import Entry, PieceRange, Program, SavePlan, save_plan, structure_of
 
 _log = logging.getLogger(__name__)
 
@@ -326,6 +326,84 @@ def _source(entry: Entry, portion: PieceRange) -> CopySource:
         return CopySource(portion.name, live, live, *where, plain_tensor=entry.own_tensor())
     slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
     return CopySource(portion.name, lambda: live()[slices], live, *where, slices)
+
+
+# ---- changes after step() --------------------------------------------------------------------------------------------
+# Finds objects that change between step() and the next batch. Such a change is in no checkpoint of that step: a run that
+# continues from it lacks the change for good (a scheduler is one step late to the end). Parameters and optimizer state
+# are watched by the copies themselves; optimizers' options are not, as many scripts set them anew from the step's number.
+
+CHECK_SHARE = 0.01
+"""Of the time, at most, that the check takes: some objects' states are long."""
+
+MAX_SAMPLE_BYTES = 65536
+
+
+class ChangeWatch:
+    """Compares the objects of a saved step with what they are when the next batch is requested."""
+
+    def __init__(self, program: Program, backend: SaveBackend) -> None:
+        self._program, self._backend = program, backend
+        self._step = 0
+        self._digests: dict[str, bytes] = {}
+        """Of plain values, by object, as they are in the save of `_step`; empty: nothing is to be compared."""
+        self._watched: dict[str, torch.Tensor] = {}
+        """One tensor of each object that has any, chosen at the first save."""
+        self._samples: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
+        """By object: a tensor that nothing else watches, its version at the save, and a copy."""
+        self._unsteady: frozenset[str] | None = None
+        """Objects that give another state each time they are asked (a clock); None: not known yet."""
+        self._next_check = 0.0
+        self._reported = False
+
+    def record(self, step: int, skipped: bool) -> None:
+        """Records what the objects are as `step` was saved."""
+        begun = time.perf_counter()
+        if skipped or self._reported or begun < self._next_check:
+            return
+        try:
+            if self._unsteady is None:
+                first, again = self._program.shared_values(), self._program.shared_values()
+                self._watched = self._program.unwatched_tensors(MAX_SAMPLE_BYTES)
+                self._unsteady = frozenset(name for name in first if first[name] != again.get(name))
+            self._digests = self._program.shared_values()
+            self._samples = {name: (tensor, tensor._version, tensor.clone()) for name, tensor in self._watched.items()}
+        except Exception as error:  # noqa: BLE001  # an object without a state is the save's affair
+            _log.debug("objects are not watched after step %d: %s", step, error)
+            return
+        self._step = step
+        self._next_check = time.perf_counter() + 2 * (time.perf_counter() - begun) / CHECK_SHARE
+
+    def check(self) -> None:
+        """Reports objects that are not what they were when the last step was saved, once."""
+        if not self._step:
+            return
+        step, self._step = self._step, 0
+        try:
+            values = self._program.shared_values()
+            changed = [
+                n for n, digest in self._digests.items() if values.get(n) != digest and n not in (self._unsteady or ())
+            ]
+            changed += [
+                n
+                for n, (tensor, version, copy) in self._samples.items()
+                if n not in changed and tensor._version != version and not torch.equal(tensor, copy)
+            ]
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.debug("objects were not watched after step %d: %s", step, error)
+            return
+        if changed:
+            self._report(step, changed)
+
+    def _report(self, step: int, changed: Sequence[str]) -> None:
+        self._reported = True
+        text = (
+            f"{' and '.join(changed)} changed between step() and the next batch: the checkpoint of step {step} has the"
+            " state from before, and a run that continues from it never makes that change. Change it before step(); the"
+            " end of an epoch belongs to its last step if the loader has by_epoch=True"
+        )
+        _log.warning("%s", text)
+        self._backend.report_notice("StateChangedAfterStep", text)
 
 
 # ---- step saves ------------------------------------------------------------------------------------------------------

@@ -262,14 +262,17 @@ class StateGuard:
     Loaders that can count by steps are switched to it.
     """
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], before_batch: Callable[[bool], None] | None = None) -> None:
+        """`before_batch`: called by loaders before they fetch a batch; True: the first one of a new iterator."""
         self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
         self._foreign: PrefetchCheck | None = PrefetchCheck(objects)
         """Until a step has ended: what was restored had its first step before."""
         self._optimizing = False
         self._at_step = 0
         for loader in self._loaders.values():
-            loader.count_by_step()
+            loader.count_by_step() if before_batch is None else loader.count_by_step(before_batch)
+        self.step_ends_epoch = False
+        """Whether a loader's iterator ended with the last step: what the script does next belongs to that step."""
         self.consumed: Samples | None = None
         """What this rank's share of the last step was; None if the program has no `loader` that tells."""
         self.step_samples: int | None = None
@@ -284,6 +287,7 @@ class StateGuard:
         if step > 0:
             self._foreign = None
         self._optimizing, self._at_step = False, self._batches_yielded()
+        self.step_ends_epoch = False
 
     def mark_step(self) -> None:
         """Takes the present state for that of the step that ends here.
@@ -297,6 +301,7 @@ class StateGuard:
         self.consumed = told.get("loader")
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
         self.step_span = getattr(self._loaders.get("loader"), "step_range", None)
+        self.step_ends_epoch = any(getattr(loader, "step_ends_epoch", False) for loader in self._loaders.values())
         self._optimizing, self._at_step = False, self._batches_yielded()
 
     def epochs(self, now: float) -> float | None:
@@ -318,13 +323,14 @@ class StateGuard:
     def changed_by(self) -> str | None:
         """Names what changed the state since the last step; None: nothing.
 
-        Where no loader counts what it hands out, an exception being handled is taken to have come within a step.
+        An exception being handled is taken to have come within a step where no loader counts what it hands out, and
+        within the end of an epoch where one is open.
         """
         if self._optimizing:
             return "an optimizer has begun"
         if self._batches_yielded() != self._at_step:
             return "a batch was taken from the loader"
-        if not self._loaders and sys.exc_info()[0] is not None:
+        if (self.step_ends_epoch or not self._loaders) and sys.exc_info()[0] is not None:
             return "an exception is being handled"
         return None
 

@@ -9,12 +9,15 @@ or was given; an uncertain one is refused there, before there is progress to los
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from surefoot.errors import ConfigurationError, StateMismatch
 
 T = TypeVar("T")
+
+BeforeBatch = Callable[[bool], None]
+"""Called before a batch is fetched; True: a new iterator asks for its first one."""
 
 
 class Consumption:
@@ -40,6 +43,9 @@ class Consumption:
         """The newest iterator has ended: nothing more is fetched ahead, and steps use up what was."""
         self._iterators = 0
         self._takers: set[int] = set()
+        self._last_taker = 0
+        """Thread that took the newest batch."""
+        self._before_batch: BeforeBatch | None = None
         self._newest = 0
         """The newest iterator's number: one made before a restore, or before another, must not go on."""
         self._next = 0
@@ -67,12 +73,18 @@ class Consumption:
         """
         return self._by_hand
 
-    def count_by_step(self) -> None:
-        """Makes `step_ends` decide what was consumed, from here on.
+    @property
+    def is_taken_here(self) -> bool:
+        """Whether the newest batch was taken in the calling thread."""
+        return self._last_taker == threading.get_ident()
 
-        Without it every batch handed out counts as consumed.
+    def count_by_step(self, before_batch: BeforeBatch | None = None) -> None:
+        """Makes `end_step` decide what was consumed, from here on.
+
+        Without it every batch handed out counts as consumed. `before_batch` is called from then on.
         """
         self._by_step = True
+        self._before_batch = before_batch
         self.reset_counts()
 
     def reset_counts(self) -> None:
@@ -102,6 +114,7 @@ class Consumption:
                     "this iterator was made before the loader's state was restored, or before a newer iterator: what it"
                     " hands out is not what the loader counts. Call restore() first, then iter(loader), once"
                 )
+            self.announce_request()
             try:
                 one = next(found)
             except StopIteration:
@@ -116,6 +129,7 @@ class Consumption:
         Batches known to be fetched ahead are handed out again. While that is unknown, the iterator continues behind the
         last batch handed out: a script that makes an iterator for each batch would else get the same batch every time.
         """
+        self.announce_request(is_first=True)
         self._newest += 1
         ended, self._over = self._over, False
         # one that ran dry left nothing fetched ahead: what was taken is as certain as with one iterator
@@ -130,10 +144,16 @@ class Consumption:
             self._next = max(self.consumed, self._next - (self._ahead or 0))
         return self._next
 
+    def announce_request(self, is_first: bool = False) -> None:
+        """Calls the Checkpointer before a batch is fetched, while the program is still as the last step left it."""
+        if self._before_batch is not None:
+            self._before_batch(is_first)
+
     def count_yielded(self) -> None:
         """Counts one batch that leaves the loader."""
         self._next += 1
         self.batches_yielded += 1
+        self._last_taker = threading.get_ident()
         if not self._by_step:
             self.consumed = self._next
         elif self._ahead is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.data.consumed_batches import BeforeBatch
 from surefoot.data.sample_order import sample_generator, sample_seed
 from surefoot.data.sampler import BatchSequence, ElasticSampler, RankBatch
 from surefoot.errors import ConfigurationError
@@ -89,6 +90,8 @@ class Batch:
     """The samples in `data`; none of a stream."""
     tokens: int = 0
     """Of a stream's groups: tokens in `data`, without padding."""
+    last: bool = False
+    """Whether it is the last one of its epoch; of a stream always False."""
 
 
 class ElasticLoader:
@@ -180,7 +183,7 @@ class ElasticLoader:
         begin = self.sampler.begin()
         ahead = self._options["num_workers"] or self._options["pin_memory"]
         for part, data in self.sampler.count_drawn(self._loaded_ahead(begin) if ahead else self._loaded(begin)):
-            yield Batch(data, part.weight, part.start, part.stop, part.indexes)
+            yield Batch(data, part.weight, part.start, part.stop, part.indexes, last=part.is_last)
 
     def __len__(self) -> int:
         """Returns the present epoch's number of batches, consumed ones included.
@@ -224,6 +227,11 @@ class ElasticLoader:
         """
         return self.sampler.step_range
 
+    @property
+    def step_ends_epoch(self) -> bool:
+        """Whether the last step consumed its epoch's last batch, with `by_epoch`."""
+        return self.sampler.step_ends_epoch
+
     def epochs(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
         return self.sampler.epochs()
@@ -242,9 +250,9 @@ class ElasticLoader:
         """
         self.sampler.commit(batches)
 
-    def count_by_step(self) -> None:
-        """Called by Checkpointer: makes `end_step` count what is consumed."""
-        self.sampler.count_by_step()
+    def count_by_step(self, before_batch: BeforeBatch | None = None) -> None:
+        """Called by Checkpointer: makes `end_step` count what is consumed, and announces requests for batches."""
+        self.sampler.count_by_step(before_batch)
 
     def end_step(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer: ends a step and returns its positions.

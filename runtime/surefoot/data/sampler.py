@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from torch.utils.data import Sampler
 
-from surefoot.data.consumed_batches import Consumption
+from surefoot.data.consumed_batches import BeforeBatch, Consumption
 from surefoot.data.sample_order import rank_range, samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
@@ -71,6 +71,8 @@ class RankBatch:
     positions: range
     indexes: tuple[int, ...]
     weight: float
+    is_last: bool = False
+    """Whether the next global batch begins in another epoch."""
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -131,6 +133,8 @@ class ElasticSampler(Sampler[list[int]]):
         """Samples of this rank that the last step consumed."""
         self.step_range: tuple[int, int] | None = None
         """Where all ranks' batches of the last step begin and end, if steps may take unlike numbers of them."""
+        self.step_ends_epoch = False
+        """Whether an iterator ended with the last step's batches: what the script does next belongs to that step."""
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -190,6 +194,7 @@ class ElasticSampler(Sampler[list[int]]):
             positions=positions,
             indexes=self._samples(positions),
             weight=(stop - start) * self.num_replicas / self.global_batch,
+            is_last=self._is_last(position),
         )
 
     def commit(self, batches: int = 1) -> None:
@@ -241,10 +246,10 @@ class ElasticSampler(Sampler[list[int]]):
         self._loaded_position = self._position_of(steps * self._consumption.per_step)
         self._consumption.restored()
 
-    def count_by_step(self) -> None:
-        """Called by Checkpointer: makes `step_ends` count what is consumed."""
+    def count_by_step(self, before_batch: BeforeBatch | None = None) -> None:
+        """Called by Checkpointer: makes `end_step` count what is consumed, and announces requests for batches."""
         self._loaded_position = self.position
-        self._consumption.count_by_step()
+        self._consumption.count_by_step(before_batch)
 
     def end_step(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer: ends a step and returns its positions.
@@ -259,6 +264,8 @@ class ElasticSampler(Sampler[list[int]]):
         begin, end = rank_range(self.global_batch, self.num_replicas, self.rank)
         self.step_samples = (last - first) * (end - begin)
         by_hand = self._consumption.by_hand
+        ends = last > first and self._is_last(self._position_of(last - 1))
+        self.step_ends_epoch = self.by_epoch and ends and self._consumption.is_taken_here
         self.step_range = (self._position_of(first), self._position_of(last)) if by_hand else None
         starts = (self._position_of(number) for number in range(first, last))
         return tuple((start + begin, start + end) for start in starts)
@@ -292,6 +299,10 @@ class ElasticSampler(Sampler[list[int]]):
             StateMismatch: a newer iterator was begun, or the state was restored.
         """
         return self._consumption.counted(found)
+
+    def _is_last(self, position: int) -> bool:
+        """Returns whether the batch at `position` is the last one that begins in its epoch."""
+        return (position + self.global_batch) // self.size > position // self.size
 
     def _batches_left_in_epoch(self, position: int) -> int:
         """Returns how many batches begin at `position` or behind it in the same pass."""
@@ -384,6 +395,8 @@ class BatchSequence:
         """Samples of this rank that the last step consumed."""
         self.step_range: tuple[int, int] | None = None
         """Where all ranks' lists of the last step begin and end: nobody else could foretell their sizes."""
+        self.step_ends_epoch = False
+        """Whether an iterator ended with the last step's lists: what the script does next belongs to that step."""
         _reject_parts(batch_sampler)
         first = self._drawn_epoch(0, 0)
         self._reject_another(first, self._drawn_epoch(0, 0))
@@ -426,10 +439,10 @@ class BatchSequence:
         """Counts the next `batches` handed out as trained on."""
         self._consumption.commit(batches)
 
-    def count_by_step(self) -> None:
-        """Makes `step_ends` count what is consumed."""
+    def count_by_step(self, before_batch: BeforeBatch | None = None) -> None:
+        """Makes `end_step` count what is consumed, and announces requests for batches."""
         self._first, self._positions = 0, [self.position]
-        self._consumption.count_by_step()
+        self._consumption.count_by_step(before_batch)
 
     def end_step(self) -> tuple[tuple[int, int], ...]:
         """Ends a step and returns its positions, this rank's of each list."""
@@ -437,6 +450,8 @@ class BatchSequence:
         shares = [self.rank_batch(self._position_of(number)) for number in range(first, last)]
         self.step_samples = sum(part.stop - part.start for part in shares)
         self.step_range = self._position_of(first), self._position_of(last)
+        ends = last > first and self._epoch_at(self._position_of(last - 1)).stop == self.step_range[1]
+        self.step_ends_epoch = self.by_epoch and ends and self._consumption.is_taken_here
         self._forget_before(last)
         return tuple((part.start, part.stop) for part in shares)
 
@@ -470,6 +485,7 @@ class BatchSequence:
             positions=range(epoch.start + mine.start, epoch.start + mine.stop),
             indexes=tuple(epoch.samples[mine.start : mine.stop]),
             weight=(last - first) * self.num_replicas / (end - begin),
+            is_last=epoch.start + end == epoch.stop,
         )
 
     def state_dict(self) -> dict[str, Any]:

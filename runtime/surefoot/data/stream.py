@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data.consumed_batches import Consumption
+from surefoot.data.consumed_batches import BeforeBatch, Consumption
 from surefoot.data.data_source import DataError, DataShard, DataSource, checks_of, identity_of
 from surefoot.data.lanes import LaneAssignment, LaneCursor, UnconsumedRanges, make_assignments
 from surefoot.data.length_grouping import Grouping, summed_over_ranks, token_weight
@@ -278,6 +278,7 @@ class ElasticStream:
                 self._advance_cursors()
                 self._unreported.clear()  # nobody asks
             yield self._batch(data, told, tokens)
+            self._consumption.announce_request()
 
     @property
     def batches_yielded(self) -> int:
@@ -322,13 +323,13 @@ class ElasticStream:
         """Counts the next `batches` handed out as trained on, as `ElasticLoader.commit`."""
         self._consumption.commit(batches)
 
-    def count_by_step(self) -> None:
-        """Called by Checkpointer: makes `step_ends` count what is consumed."""
+    def count_by_step(self, before_batch: BeforeBatch | None = None) -> None:
+        """Called by Checkpointer: makes `end_step` count what is consumed, and announces requests for batches."""
         self._batches += self._consumption.consumed
         self._cursors_after_consumed()
         self._waiting.clear()
         self._unreported.clear()
-        self._consumption.count_by_step()
+        self._consumption.count_by_step(before_batch)
 
     def end_step(self) -> tuple[tuple[int, int], ...] | None:
         """Called by Checkpointer: ends a step and returns its positions.

@@ -69,9 +69,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- save work -------------------------------------------------------------------------------------------------------
-# Memory, layout and digest table of one staged save, shared by all writers of a Flusher. The writer that reaches a chunk
-# first computes its digests, then sends it while its bytes are still in the CPU cache. No writer waits for another
-# writer's target.
+# Memory, layout and digest table of one staged save, shared by all writers of a Flusher. The writer that reaches a
+# chunk first computes its digests, then sends it while its bytes are still in the CPU cache. No writer waits for
+# another writer's target.
 
 
 class SaveWork:

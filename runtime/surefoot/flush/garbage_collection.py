@@ -218,9 +218,9 @@ def _read_layout_from_servers(digest: str, clients: list[MemoryServerClient]) ->
 
 
 # ---- survey of a persistent tier -------------------------------------------------------------------------------------
-# Lists a persistent tier and names each record that cannot be read. Used by an agent that lists for the operator, and in
-# library mode to choose a restore point and to remove old checkpoints. If one damaged record failed the listing, it would
-# hide all intact checkpoints; if it were skipped silently, its checkpoint would appear never to have existed.
+# Lists a persistent tier and names each record that cannot be read. Used by an agent that lists for the operator, and
+# in library mode to choose a restore point and to remove old checkpoints. If one damaged record failed the listing, it
+# would hide all intact checkpoints; if it were skipped silently, its checkpoint would appear never to have existed.
 
 T = TypeVar("T")
 

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- memory server indexes -------------------------------------------------------------------------------------------
-# Reads the indexes of many memory servers concurrently, on one event loop. With a thread per server, a rank that restores
-# from hundreds of servers would spend more time switching threads than reading. A server that does not answer runs into
-# its own timeout and delays no other.
+# Reads the indexes of many memory servers concurrently, on one event loop. With a thread per server, a rank that
+# restores from hundreds of servers would spend more time switching threads than reading. A server that does not answer
+# runs into its own timeout and delays no other.
 
 MAX_CONCURRENT_INDEXES = 32
 """Servers read concurrently. A server's timeout runs while this process performs the TLS handshakes of all of them, and

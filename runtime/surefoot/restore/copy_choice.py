@@ -43,9 +43,10 @@ log = logging.getLogger(__name__)
 
 
 # ---- limit of concurrent reads ---------------------------------------------------------------------------------------
-# Limits the reads that one rank has outstanding at a source, and lowers the limit after the source closed the connection.
-# A server buffers every reply until it is read; when all replies exceed its limit (memoryTier.clientMemory), it
-# disconnects the client with the most. A client that returns with as many reads is disconnected again. Thread-safe.
+# Limits the reads that one rank has outstanding at a source, and lowers the limit after the source closed the
+# connection. A server buffers every reply until it is read; when all replies exceed its limit
+# (memoryTier.clientMemory), it disconnects the client with the most. A client that returns with as many reads is
+# disconnected again. Thread-safe.
 
 UNLIMITED = 1 << 30
 """Limit before the first disconnection; the threads' own buffers limit the reads until then."""
@@ -114,8 +115,8 @@ class ReadWindows:
 # ---- rejected objects ------------------------------------------------------------------------------------------------
 # Decides when an object that its tier rejects counts as damaged. While a tier does not answer at all, nothing in it
 # counts as damaged. A tier that returns its other objects does answer: an object that it rejects again and again is a
-# bad sector, a wrong file mode or a denied key, and waiting does not help. Without a limit, one such object would keep a
-# job from every older checkpoint.
+# bad sector, a wrong file mode or a denied key, and waiting does not help. Without a limit, one such object would keep
+# a job from every older checkpoint.
 
 REJECTION_TIMEOUT_SECONDS = 15.0
 """How long a tier that returns other objects may reject one until that one counts as damaged."""

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
-# Frames for the verified segments that members of an exchange send each other. `Outbox` collects this rank's segments in
-# one buffer while the other is being sent; a thread that finds no room waits. `SegmentReceiver` trusts no peer: it checks
-# each segment against the digests of its save before placing it.
+# Frames for the verified segments that members of an exchange send each other. `Outbox` collects this rank's segments
+# in one buffer while the other is being sent; a thread that finds no room waits. `SegmentReceiver` trusts no peer: it
+# checks each segment against the digests of its save before placing it.
 
 ROUND_BYTES = 4 * 1024 * 1024
 """Size of a member's buffer. Any segment fits, as none is longer than a chunk."""
@@ -389,7 +389,8 @@ class Exchange:
         into[peers.own_index] = own_header
         headers = []
         for number, text in enumerate(into):
-            # Digests cannot catch a wrong length, as it decides how many bytes are received: hence the header's own CRC.
+            # Digests cannot catch a wrong length, as it decides how many bytes are received: hence the header's own
+            # CRC.
             if crc32(text[: _HEADER.size]) != _CHECK.unpack_from(text, _HEADER.size)[0]:
                 raise ExchangeFailed(f"rank {peers.members[number]} sent an invalid header")
             headers.append(_Header(*_HEADER.unpack_from(text)))

@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- placing ---------------------------------------------------------------------------------------------------------
-# Copies verified blocks into the caller's strided memory, without torch. Elements are moved as integers of their size, so
-# numpy need not support bfloat16 and float8. Memory that the host cannot write (a device's) is filled box by box through
-# a buffer, so that a tensor is never completely in both places.
+# Copies verified blocks into the caller's strided memory, without torch. Elements are moved as integers of their size,
+# so numpy need not support bfloat16 and float8. Memory that the host cannot write (a device's) is filled box by box
+# through a buffer, so that a tensor is never completely in both places.
 
 _ELEMENT_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 # ---- checkpoint layouts ----------------------------------------------------------------------------------------------
-# Loads the layouts of one checkpoint's ranks, with as few reads as possible. Most or all layouts can be derived from one
-# record (`format.layouts`); where that fails, further records are read, in the worst case all of them.
+# Loads the layouts of one checkpoint's ranks, with as few reads as possible. Most or all layouts can be derived from
+# one record (`format.layouts`); where that fails, further records are read, in the worst case all of them.
 
 
 class LayoutCache:
@@ -169,8 +169,8 @@ def _private_owner(name: str) -> int | None:
 
 # ---- rewriting damaged parts -----------------------------------------------------------------------------------------
 # Rewrites damaged copies from intact ones after a restore. A part is only ever rewritten with its own bytes, which are
-# verified again, so healing twice, or on several ranks at once, is harmless. Damage that cannot be healed is logged, and
-# left to the repair.
+# verified again, so healing twice, or on several ranks at once, is harmless. Damage that cannot be healed is logged,
+# and left to the repair.
 
 
 def heal_damages(copies: CopySelector, stream_of: Callable[[int], Stream], writer_generation: int) -> list[str]:

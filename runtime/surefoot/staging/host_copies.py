@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
-# Computes the strided copies that tile a tensor into blocks; arithmetic only. A piece's blocks are in row-major order of
-# its tiles, and tiles at the far edges are clipped. All full tiles are one strided copy, and each combination of clipped
-# dimensions is another: at most 2^n for n dimensions, in practice the main area, the right edge, the bottom edge and the
-# corner.
+# Computes the strided copies that tile a tensor into blocks; arithmetic only. A piece's blocks are in row-major order
+# of its tiles, and tiles at the far edges are clipped. All full tiles are one strided copy, and each combination of
+# clipped dimensions is another: at most 2^n for n dimensions, in practice the main area, the right edge, the bottom
+# edge and the corner.
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,9 +378,9 @@ class CopyOutcome:
 
 
 # ---- gathering of small tensors --------------------------------------------------------------------------------------
-# Copies many small host tensors into a slot with a few calls, since for a small tensor any Python call takes longer than
-# the copy. One call of torch, without the GIL, gathers all tensors that are adjacent in the stream. Each save must check
-# whether every tensor is still at the address at which it was prepared; one pass checks that for all.
+# Copies many small host tensors into a slot with a few calls, since for a small tensor any Python call takes longer
+# than the copy. One call of torch, without the GIL, gathers all tensors that are adjacent in the stream. Each save must
+# check whether every tensor is still at the address at which it was prepared; one pass checks that for all.
 
 SMALL_BYTES = 64 * 1024
 """Pieces up to this size are copied inside the call, because passing one to another thread costs more than copying it."""

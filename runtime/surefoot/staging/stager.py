@@ -45,9 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 # ---- cost of copies --------------------------------------------------------------------------------------------------
-# Chooses lazy or eager copies by their measured cost. Lazy copies cost a digest in the call, and the copies that are not
-# finished at the next optimizer step. If no core is idle, those are all copies, at a higher cost each: eager copies, which
-# use the cores that the training leaves idle during the call, are then cheaper. Pure; times are arguments.
+# Chooses lazy or eager copies by their measured cost. Lazy copies cost a digest in the call, and the copies that are
+# not finished at the next optimizer step. If no core is idle, those are all copies, at a higher cost each: eager
+# copies, which use the cores that the training leaves idle during the call, are then cheaper. Pure; times are
+# arguments.
 
 MIN_BYTES = 8 * 1024 * 1024
 """Saves smaller than this are copied lazily, as their times are too short to compare."""

@@ -1,6 +1,6 @@
 """Converts a program's state into named tensors and plain values, and back.
 
-Called by `checkpointer` and by what brings other libraries' state in; the only room that knows modules and optimizers.
+Used by `checkpointer` and by the adapters of other formats. Only this package handles modules and optimizers.
 """
 
 from surefoot.state.entries import AllowedDifferences as AllowedDifferences

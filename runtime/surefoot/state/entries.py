@@ -1,7 +1,7 @@
-"""Defines one box of a named tensor as this rank holds it.
+"""Defines an entry: one box of a named tensor in this rank's memory.
 
-Most tensors are one entry; one whose local memory holds several boxes (flat parameters, shards within shards) is
-several of one name. Made by `tensor_locations`; used by the parts of a program's state, and by whoever saves or restores them.
+Most tensors have one entry. A tensor whose local memory contains several boxes (flat parameters, shards within shards)
+has several entries of the same name. `tensor_locations` creates entries; program parts, saves and restores use them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from surefoot.geometry.sharding import Grid, HeldBox, ShardingRule
 from surefoot.staging.host_copies import PLAIN_CLASSES
 
 Sharing = Literal["split", "lowest", "local"]
-"""How ranks that hold the same box share its saving: in parts, all by the lowest rank, or each its own tensor."""
+"""How ranks with the same box divide its saving: in parts, all by the lowest rank, or each rank its own tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Locates a box in its global tensor, and its holding ranks.
+    """Locates a box in its global tensor, and lists the ranks that have the same box.
 
-    `same` are the ranks with the same box, this one among them; None: others save it. `rule` says how the whole tensor
-    is sharded, where one rule does.
+    `same` includes this rank; None: other ranks save the box. `rule` describes how the whole tensor is sharded; None if
+    no single rule describes it.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class LocalBox:
 class Entry:
     """Describes one box to save and restore.
 
-    `tensor` is the program's; `local_part` gives the memory behind it.
+    `tensor` is the program's own tensor; `local_part` returns this rank's memory of it.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Entry:
     location: TensorLocation
     sharing: Sharing
     copy_in_background: bool = False
-    """It stands still until a hooked optimizer steps, so that its copy may overlap forward and backward."""
+    """True if the tensor only changes when a hooked optimizer steps: its copy may overlap forward and backward."""
     window: LocalBox | None = None
     inner: str | None = None
-    """Attribute of a tensor subclass that has the elements."""
+    """Attribute of the tensor subclass that contains the elements; None for other tensors."""
 
     def local_part(self) -> torch.Tensor:
         """The memory of the box, sharing its version counter."""
@@ -80,7 +80,7 @@ class Entry:
         return memory[tuple(slice(o, o + n) for o, n in zip(self.window.offsets, lengths, strict=True))]
 
     def own_tensor(self) -> torch.Tensor | None:
-        """The program's tensor where the box is all of plain memory."""
+        """Returns the program's tensor if the box covers all of it and it is plain memory, else None."""
         plain = type(self.tensor) in PLAIN_CLASSES and self.window is None and self.inner is None
         return self.tensor if plain and not is_flat_parameter(self.tensor) else None
 
@@ -92,8 +92,8 @@ class Entry:
     def as_per_rank(self, rank: int) -> Entry:
         """Renames the entry as this rank's own tensor, which covers itself."""
         shape = self.location.box.lengths
-        own = TensorLocation(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
-        return replace(self, name=local_name(rank, self.name), location=own, sharing="local")
+        location = TensorLocation(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
+        return replace(self, name=local_name(rank, self.name), location=location, sharing="local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,58 +104,58 @@ class SavedTensor:
     shape: tuple[int, ...]
 
     def empty(self) -> torch.Tensor:
-        """A host tensor to read it into."""
+        """Allocates a host tensor to read it into."""
         return torch.empty(self.shape, dtype=dtype_from_name(self.dtype), device="cpu")
 
 
 def local_name(rank: int, name: str) -> str:
-    """The name under which rank `rank` saves what differs on each rank."""
+    """Returns the name under which rank `rank` saves a tensor that differs on each rank."""
     return f"local/{rank}/{name}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`: names without the library, for records that outlive it."""
+    """Returns a dtype's name without `torch.`, such as `float32`: records outlive the library."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_from_name(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise StateMismatch(
             f"the checkpoint has a tensor of type {name}, which torch {torch.__version__} lacks: use a newer torch"
         )
-    return found
+    return dtype
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Without importing distributed tensors into a program that has none."""
+    """Returns whether a tensor is a DTensor, without importing torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
-    """Lists what building entries again depends on."""
+    """Lists the properties (name, dtype, shape) on which rebuilding entries depends."""
     return [(e.name, e.dtype, e.location.shape) for e in entries]
 
 
 def is_flat_parameter(tensor: torch.Tensor) -> bool:
-    """Tells FSDP1's flat parameters from others.
+    """Returns whether a tensor is a flat parameter of FSDP1.
 
-    Their memory is the shard, even while forward or backward sees the whole.
+    Its saved memory is the shard, even while forward or backward sees the gathered parameter.
     """
     return bool(getattr(tensor, "_is_flat_param", False))
 
 
 def local_part(tensor: torch.Tensor, inner: str | None = None) -> torch.Tensor:
-    """This rank's memory of a tensor, with the tensor's version counter."""
-    found: Any = tensor
-    if is_dtensor(found):
-        found = found._local_tensor
-    elif is_flat_parameter(found):
-        found = getattr(found, "_local_shard", found)
+    """Returns this rank's memory of a tensor, with the tensor's version counter."""
+    local_tensor: Any = tensor
+    if is_dtensor(local_tensor):
+        local_tensor = local_tensor._local_tensor
+    elif is_flat_parameter(local_tensor):
+        local_tensor = getattr(local_tensor, "_local_shard", local_tensor)
     if inner is not None:
-        found = getattr(found, inner)
-    memory: torch.Tensor = found.detach()
+        local_tensor = getattr(local_tensor, inner)
+    memory: torch.Tensor = local_tensor.detach()
     return memory
 
 
@@ -180,42 +180,47 @@ class AllowedDifferences:
     def may_differ(self, name: str) -> bool:
         """Returns whether a name matches `optional`, or nothing is strict.
 
-        A pattern that names an object, or a name's beginning up to a `/`, covers all below it.
+        A pattern that matches an object, or the start of a name up to a `/`, covers every name below it.
         """
         return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
 
-    def converts(self, entry: Entry, what: SavedTensor) -> bool:
+    def converts(self, entry: Entry, saved: SavedTensor) -> bool:
         """Returns whether elements may be read as another type of their kind."""
-        mine, theirs = dtype_from_name(entry.dtype), dtype_from_name(what.dtype)
-        alike = (mine.is_floating_point, mine.is_complex) == (theirs.is_floating_point, theirs.is_complex)
-        return self.convert_dtypes and alike and (mine.is_floating_point or mine.is_complex)
+        dtype, saved_dtype = dtype_from_name(entry.dtype), dtype_from_name(saved.dtype)
+        same_kind = (dtype.is_floating_point, dtype.is_complex) == (
+            saved_dtype.is_floating_point,
+            saved_dtype.is_complex,
+        )
+        return self.convert_dtypes and same_kind and (dtype.is_floating_point or dtype.is_complex)
 
-    def misfit(self, entry: Entry, what: SavedTensor | None) -> str | None:
+    def misfit(self, entry: Entry, saved: SavedTensor | None) -> str | None:
         """Explains why an entry cannot be filled; None if it can.
 
         Raises StateMismatch for a difference that is not allowed.
         """
         name = entry.name
-        if what is None:
-            found = f"the checkpoint has no {name}: the program has changed since it was saved"
-        elif what.shape != entry.location.shape:
-            found = f"{name} has shape {entry.location.shape} here and {what.shape} in the checkpoint"
-        elif what.dtype != entry.dtype and not self.converts(entry, what):
-            found = f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint"
+        if saved is None:
+            difference = f"the checkpoint has no {name}: the program has changed since it was saved"
+        elif saved.shape != entry.location.shape:
+            difference = f"{name} has shape {entry.location.shape} here and {saved.shape} in the checkpoint"
+        elif saved.dtype != entry.dtype and not self.converts(entry, saved):
+            difference = f"{name} is {entry.dtype} here and {saved.dtype} in the checkpoint"
             if not self.may_differ(name):
-                raise StateMismatch(f"{found}: convert_dtypes=True converts floating point numbers as they are read")
+                raise StateMismatch(
+                    f"{difference}: convert_dtypes=True converts floating point numbers as they are read"
+                )
         else:
             return None
         if not self.may_differ(name):
             raise StateMismatch(
-                f"{found}; optional=({name.partition('/')[0] + '/…'!r},) or strict=False leaves it as built"
+                f"{difference}; optional=({name.partition('/')[0] + '/…'!r},) or strict=False leaves it as built"
             )
-        return f"{found}: it stays as the program built it"
+        return f"{difference}: it stays as the program built it"
 
 
 # ---- tensor names ----------------------------------------------------------------------------------------------------
-# Encodes keys of any kind as parts of tensor names, without collisions. `/` parts a name into object, parameter and
-# key; `:` an element of a tensor subclass from it; `~` begins what lies deeper in a key, and a key that is no text.
+# Encodes keys of any kind as parts of tensor names, without collisions. `/` separates object, parameter and key; `:`
+# separates a tensor subclass from its inner tensor; `~` starts a nested key, and a key that is not text.
 # Used by the parts of a program.
 
 _ESCAPES = {"%": "%25", "/": "%2F", ":": "%3A", "~": "%7E"}
@@ -231,7 +236,7 @@ def escaped(key: Any) -> str:
 
 
 def unescaped(part: str) -> str:
-    """The text that was a key."""
+    """Decodes a text key that `escaped` encoded."""
     for character, escape in reversed(_ESCAPES.items()):
         part = part.replace(escape, character)
     return part

@@ -1,7 +1,7 @@
 """Saves any object with `state_dict` and `load_state_dict`.
 
-A scheduler, a loader, EMA, a scaler, or the user's own. Its tensors are taken for replicas and saved by the lowest
-rank, unless they are each rank's own (`objects`). Used by `program`.
+Examples are a scheduler, a loader, EMA, a scaler, or a user's class. The object's tensors are treated as replicas and
+saved by the lowest rank, unless each rank has its own (`classify_state`). Used by `program`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from surefoot.state.tensor_building import (
 from surefoot.state.tensor_locations import EntryPlacer, Replicas
 
 # ---- random number generators ----------------------------------------------------------------------------------------
-# Captures the generators of python, numpy, torch and CUDA as values. They return to the same rank of a world of the
-# same size; any other world seeds them from (seed, rank, step), so that no two ranks draw alike and a restart is
-# reproducible.
+# Captures the generators of python, numpy, torch and CUDA as values. They are restored on the same rank if the world
+# size is unchanged. At another size they are seeded from (seed, rank, step), so that no two ranks draw the same numbers
+# and a restart is reproducible.
 
 
 def capture_generators() -> dict[str, Any]:
-    """State of every generator that this process has."""
+    """Returns the state of every generator that this process has."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {"version": version, "words": array("I", words).tobytes(), "gauss": gauss},
@@ -66,46 +66,46 @@ def restore_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in state:
-        kept = state["numpy"]
-        numpy.random.set_state((kept["name"], kept["keys"], *kept["at"]))
+        numpy_state = state["numpy"]
+        numpy.random.set_state((numpy_state["name"], numpy_state["keys"], *numpy_state["at"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(state["cuda"]), dtype=torch.uint8))
 
 
 def seed_generators(seed: int, rank: int, step: int) -> None:
-    """Seeds every generator from what is known in any world."""
-    digest = hashlib.blake2b(f"{seed}:{rank}:{step}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
-    random.seed(number)
-    torch.manual_seed(number)  # CUDA's too, also before CUDA is initialised
+    """Seeds every generator from values that do not depend on the world size."""
+    seed_digest = hashlib.blake2b(f"{seed}:{rank}:{step}".encode(), digest_size=8).digest()
+    derived_seed = int.from_bytes(seed_digest, "little") >> 1
+    random.seed(derived_seed)
+    torch.manual_seed(derived_seed)  # CUDA's too, also before CUDA is initialised
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(number & 0xFFFFFFFF)
+        numpy.random.seed(derived_seed & 0xFFFFFFFF)
 
 
 # ---- plain values ----------------------------------------------------------------------------------------------------
-# Encodes a rank's plain values with torch's small types, as bytes. Called by `program`; nothing that was saved is ever
-# run.
+# Encodes a rank's plain values, including torch's small types, as bytes. Called by `program`. Decoding never executes
+# saved code.
 
 _ATTRIBUTES = {kind.__name__: kind for kind in (torch.memory_format, torch.layout, torch.qscheme)}
-"""Kinds whose few values are attributes of torch, by the name that they print."""
+"""Types by name whose values are attributes of torch, such as `torch.channels_last`."""
 
 
-def values_blob(body: Mapping[str, Any]) -> bytes:
+def values_blob(values: Mapping[str, Any]) -> bytes:
     """Encodes a rank's values with the state of the random generators.
 
-    `random` in the body, if it is there, goes before the generators' present state.
+    `random` among the values, if present, replaces the generators' current state.
     """
-    return encoded({**body, "random": body.get("random") or capture_generators()})
+    return encoded({**values, "random": values.get("random") or capture_generators()})
 
 
-def encoded(body: Mapping[str, Any]) -> bytes:
-    return encode_values(body, _encode_known_type)
+def encoded(values: Mapping[str, Any]) -> bytes:
+    return encode_values(values, _encode_known_type)
 
 
 def read_values(blob: bytes) -> dict[str, Any]:
     """Decodes what `values_blob` encoded."""
-    return decode_values(blob, _read)
+    return decode_values(blob, _decode_known_type)
 
 
 def _encode_known_type(value: Any, inner: Inner) -> dict[str, Any] | None:
@@ -126,40 +126,40 @@ def _encode_known_type(value: Any, inner: Inner) -> dict[str, Any] | None:
     return None
 
 
-def _read(tag: str, body: Mapping[str, Any], inner: Inner) -> Any:
-    """Raises KeyError for a kind that is none of these."""
-    of = body["of"]
+def _decode_known_type(tag: str, fields: Mapping[str, Any], inner: Inner) -> Any:
+    """Decodes one tagged value; raises KeyError for an unknown tag."""
+    content = fields["of"]
     match tag:
         case "tensor":
-            return TensorPlaceholder(str(of), inner(body["facts"]) if "facts" in body else None)
+            return TensorPlaceholder(str(content), inner(fields["facts"]) if "facts" in fields else None)
         case "torch.Size":
-            return torch.Size(of)
+            return torch.Size(content)
         case "torch.dtype":
-            return dtype_from_name(str(of))
+            return dtype_from_name(str(content))
         case "torch.device":
-            return torch.device(str(of))
+            return torch.device(str(content))
         case "numpy.dtype":
             import numpy  # only where such a value was saved
 
-            return numpy.dtype(str(of))
+            return numpy.dtype(str(content))
     kind = _ATTRIBUTES[tag.removeprefix("torch.")]
-    found = getattr(torch, str(of), None)
-    if not isinstance(found, kind):
-        raise ValueError(f"torch has no {tag} {of}")
-    return found
+    attribute = getattr(torch, str(content), None)
+    if not isinstance(attribute, kind):
+        raise ValueError(f"torch has no {tag} {content}")
+    return attribute
 
 
 # ---- which rank saves an object --------------------------------------------------------------------------------------
-# Decides whether an object's state is shared or each rank's own. A loader that is not elastic holds a rank's place in
-# that rank's share of the data. Given to another rank, or divided among another number of them, samples are lost and
-# repeated without a word: so it returns to its own rank, and a world of another size is refused unless the object says
-# how its states are divided, or the script that it may begin anew.
+# Decides whether an object's state is shared or each rank's own. The state of a loader that is not elastic is a rank's
+# position in that rank's share of the data. Restored on another rank or at another world size, it would silently lose
+# and repeat samples. So it returns to its own rank, and another world size is rejected unless the object can divide its
+# states or the script allows a reset.
 
 Whose = Literal["all", "own", "divided"]
-"""Every rank has the same (checked by digest); each its own; each its own, and the object can divide them anew."""
+"""All ranks have the same state (checked by digest); each its own; each its own, and the object can divide them."""
 
 INLINE_BYTES = 65536
-"""Tensors up to this are saved among an object's plain values, where they are each rank's own."""
+"""Largest per-rank tensor that is saved among an object's plain values, in bytes."""
 
 _TENSOR = "\x00tensor of a rank"
 
@@ -167,7 +167,7 @@ _TENSOR = "\x00tensor of a rank"
 def classify_state(name: str, subject: Any) -> Whose:
     """Classifies an object's state as shared, divided, or each rank's own.
 
-    `loader`, and whatever is iterated over and does not say that it is elastic, is each rank's own.
+    An object named `loader`, or any iterable without a true attribute `elastic`, is each rank's own.
     """
     if callable(getattr(subject, "load_state_dicts", None)):
         return "divided"
@@ -179,8 +179,8 @@ def classify_state(name: str, subject: Any) -> Whose:
 class InlinedTensors:
     """Moves an object's small tensors into its plain values.
 
-    Each rank has its own of them: all of a loader's, and of other objects the states of generators (one-dimensional
-    bytes). Small tensors of an EMA are shared by all ranks, and stay tensors.
+    These tensors differ between ranks: all tensors of a loader, and the generator states of other objects
+    (one-dimensional uint8). Small tensors of an EMA are the same on all ranks and stay tensors.
     """
 
     subject: Any
@@ -196,24 +196,24 @@ class InlinedTensors:
                 f"a {type(self.subject).__name__} has state_dict and cannot give its state ({error}). A loader that"
                 " Accelerate prepared needs DataLoaderConfiguration(use_stateful_dataloader=True)"
             ) from error
-        return _inlined(state, self.whose)
+        return _inline_tensors(state, self.whose)
 
     def own_parts(self, name: str, own: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a rank gets back: its own parts.
+        """Returns the values that a rank gets back: its own, with shared keys from the first rank.
 
-        This object's keys in `shared_state_keys` are the first rank's: a thousand ranks would else save as many copies of
-        what is alike for all.
+        Only the first rank saves the keys in the object's `shared_state_keys`; otherwise a thousand ranks would save as
+        many copies of the same values.
         """
-        once = getattr(self.subject, "shared_state_keys", ()) if self.whose == "divided" else ()
-        if not once or name not in own or name not in first:
+        shared_keys = getattr(self.subject, "shared_state_keys", ()) if self.whose == "divided" else ()
+        if not shared_keys or name not in own or name not in first:
             return own
-        return {name: {**own[name], **{key: first[name][key] for key in once if key in first[name]}}}
+        return {name: {**own[name], **{key: first[name][key] for key in shared_keys if key in first[name]}}}
 
     def load_state_dict(self, state: Any) -> None:
-        self.subject.load_state_dict(_restored(state))
+        self.subject.load_state_dict(_restore_tensors(state))
 
     def load_state_dicts(self, states: Sequence[Any], rank: int, world_size: int) -> None:
-        self.subject.load_state_dicts([_restored(state) for state in states], rank, world_size)
+        self.subject.load_state_dicts([_restore_tensors(state) for state in states], rank, world_size)
 
 
 def value_digest(encoded: bytes) -> str:
@@ -221,29 +221,29 @@ def value_digest(encoded: bytes) -> str:
     return digest(json.dumps(json.loads(encoded), sort_keys=True).encode())
 
 
-def _inlined(tree: Any, whose: Whose) -> Any:
+def _inline_tensors(tree: Any, whose: Whose) -> Any:
     if isinstance(tree, torch.Tensor):
         return _encode_tensor(tree) if _is_small(tree, whose) else tree
     if type(tree) is dict and set(tree) == {_TENSOR}:
-        return {_TENSOR: [_inlined(tree[_TENSOR], whose)]}  # a program's own key of that name
-    return _mapped(tree, whose)
+        return {_TENSOR: [_inline_tensors(tree[_TENSOR], whose)]}  # a program's own key of that name
+    return _inline_children(tree, whose)
 
 
-def _mapped(tree: Any, whose: Whose) -> Any:
+def _inline_children(tree: Any, whose: Whose) -> Any:
     if isinstance(tree, dict):
-        items: Iterator[tuple[Any, Any]] = ((key, _inlined(value, whose)) for key, value in tree.items())
-        return dict(items) if type(tree) is dict else _like(tree, items)
+        items: Iterator[tuple[Any, Any]] = ((key, _inline_tensors(value, whose)) for key, value in tree.items())
+        return dict(items) if type(tree) is dict else _copy_with_items(tree, items)
     if type(tree) in (list, tuple):
-        return type(tree)(_inlined(value, whose) for value in tree)
+        return type(tree)(_inline_tensors(value, whose) for value in tree)
     return tree
 
 
-def _like(tree: Any, items: Iterator[tuple[Any, Any]]) -> Any:
-    """A copy of a subclass of dict, of its own kind: what it is besides (a default factory, an order) stays."""
-    made = tree.copy()
+def _copy_with_items(tree: Any, items: Iterator[tuple[Any, Any]]) -> Any:
+    """Copies a subclass of dict with other values, which keeps its default factory or order."""
+    copy = tree.copy()
     for key, value in items:
-        made[key] = value
-    return made
+        copy[key] = value
+    return copy
 
 
 def _is_small(tensor: torch.Tensor, whose: Whose) -> bool:
@@ -262,22 +262,22 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {_TENSOR: {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape), "of": raw}}
 
 
-def _restored(tree: Any) -> Any:
+def _restore_tensors(tree: Any) -> Any:
     if type(tree) is dict and set(tree) == {_TENSOR}:
-        said = tree[_TENSOR]
-        if isinstance(said, list):
-            return {_TENSOR: _restored(said[0])}
-        raw = (
-            torch.frombuffer(bytearray(said["of"]), dtype=torch.uint8)
-            if said["of"]
+        encoded_tensor = tree[_TENSOR]
+        if isinstance(encoded_tensor, list):
+            return {_TENSOR: _restore_tensors(encoded_tensor[0])}
+        raw_bytes = (
+            torch.frombuffer(bytearray(encoded_tensor["of"]), dtype=torch.uint8)
+            if encoded_tensor["of"]
             else torch.empty(0, dtype=torch.uint8, device="cpu")
         )
-        return raw.view(dtype_from_name(said["dtype"])).reshape(said["shape"])
+        return raw_bytes.view(dtype_from_name(encoded_tensor["dtype"])).reshape(encoded_tensor["shape"])
     if isinstance(tree, dict):
-        items = ((key, _restored(value)) for key, value in tree.items())
-        return dict(items) if type(tree) is dict else _like(tree, items)
+        items = ((key, _restore_tensors(value)) for key, value in tree.items())
+        return dict(items) if type(tree) is dict else _copy_with_items(tree, items)
     if type(tree) in (list, tuple):
-        return type(tree)(_restored(value) for value in tree)
+        return type(tree)(_restore_tensors(value) for value in tree)
     return tree
 
 
@@ -287,79 +287,89 @@ def _restored(tree: Any) -> Any:
 class ObjectPart:
     """Saves one named object, copying its state eagerly.
 
-    Nothing tells when an object changes its state, so it cannot be copied later.
+    Nothing signals when an object changes its state, so it cannot be copied later.
     """
 
     def __init__(
-        self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas, spoken: InlinedTensors | None = None
+        self,
+        name: str,
+        subject: Any,
+        rank_and_world_size: tuple[int, int],
+        replicas: Replicas,
+        state_source: InlinedTensors | None = None,
     ) -> None:
-        """`spoken`: what is asked for its state in place of the object itself."""
+        """Checks the object; `state_source` is asked for its state in place of the object itself."""
         if not (callable(getattr(subject, "state_dict", None)) and callable(getattr(subject, "load_state_dict", None))):
             raise ConfigurationError(
                 f"{name} is a {type(subject).__name__} without state_dict and load_state_dict: it cannot be saved."
                 " A loader needs them to go on where it was; surefoot.ElasticLoader has them"
             )
-        self.name, self._subject = name, spoken or subject
-        rank, world = where
+        self.name, self._subject = name, state_source or subject
+        rank, world_size = rank_and_world_size
         replicas = replicas.of_objects()
-        default = replicas.of(name) or Grid.world_size(world)
-        self.is_on_every_rank = default.count == world
-        self._places = EntryPlacer(rank, default, replicas)
+        default = replicas.of(name) or Grid.world_size(world_size)
+        self.is_on_every_rank = default.count == world_size
+        self._placer = EntryPlacer(rank, default, replicas)
         self._incoming: dict[str, torch.Tensor] = {}
 
     def entries(self) -> Iterator[Entry]:
-        for name, tensor in self._taken()[1].items():
-            yield from self._places.of(name, tensor, "lowest")
+        for name, tensor in self._extract_state()[1].items():
+            yield from self._placer.of(name, tensor, "lowest")
 
     def values(self) -> Any:
-        return self._taken()[0]
+        return self._extract_state()[0]
 
     def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
-        """Makes a tensor for each that the checkpoint has.
+        """Builds a tensor for each saved one.
 
-        It is like the object's own where there is one, else as it was saved. An object without saved tensors is not
-        asked for its state: torchdata's nodes begin to iterate when asked, and ignore a state that is loaded
-        afterwards.
+        It is like the object's own tensor if there is one, else as it was saved. `state_dict` is not called on an
+        object without saved tensors: torchdata's nodes start to iterate then, and ignore a state loaded afterwards.
         """
-        wanted = list(marks(values))
-        live = self._taken()[1] if wanted else {}
+        placeholders = list(marks(values))
+        live = self._extract_state()[1] if placeholders else {}
         self._incoming = {}
-        for mark in wanted:
-            own = live.get(mark.name)
-            if own is not None and (is_dtensor(own) or _fits(own, mark, saved)):
-                self._incoming[mark.name] = torch.empty_like(own)
-            elif (made := build(mark.name, mark.facts, saved, BuildLocation(self._places.rank))) is not None:
-                self._incoming[mark.name] = made
+        for placeholder in placeholders:
+            live_tensor = live.get(placeholder.name)
+            if live_tensor is not None and (
+                is_dtensor(live_tensor) or _has_saved_shape(live_tensor, placeholder, saved)
+            ):
+                self._incoming[placeholder.name] = torch.empty_like(live_tensor)
+            elif (
+                tensor := build(placeholder.name, placeholder.facts, saved, BuildLocation(self._placer.rank))
+            ) is not None:
+                self._incoming[placeholder.name] = tensor
 
     def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the restored state aside and compares all but DTensors."""
-        tree = self._subject.state_dict()
-        scratch = built_marks(values, saved, BuildLocation(self._places.rank, scratch=True))
-        scratch |= {name: tensor for name, tensor in self._taken(tree)[1].items() if is_dtensor(tensor)}
-        again = insert_tensors(values, scratch.__getitem__, tree, self.name)
-        if difference := first_difference(again, tree, self.name):
+        state = self._subject.state_dict()
+        scratch = built_marks(values, saved, BuildLocation(self._placer.rank, scratch=True))
+        scratch |= {name: tensor for name, tensor in self._extract_state(state)[1].items() if is_dtensor(tensor)}
+        restored = insert_tensors(values, scratch.__getitem__, state, self.name)
+        if difference := first_difference(restored, state, self.name):
             raise StateNotRestorable(f"{difference} by a restore: give it as tensors, numbers and text in state_dict")
 
     def targets(self) -> Iterator[Entry]:
         for name, tensor in self._incoming.items():
-            yield from self._places.of(name, tensor, "lowest")
+            yield from self._placer.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
         live = self._subject.state_dict() if has_named_objects(values) else None
         self._subject.load_state_dict(insert_tensors(values, self._incoming.__getitem__, live, self.name))
         self._incoming = {}
 
-    def _taken(self, tree: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:
+    def _extract_state(self, tree: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
         tree = self._subject.state_dict() if tree is None else tree
         return extract_tensors(tree, self.name, tensors, self._facts_of), tensors
 
     def _facts_of(self, tensor: torch.Tensor) -> Facts | None:
-        """Describes a tensor, but no DTensor: one is only built like the object's own."""
+        """Describes a tensor; None for a DTensor, which is only built like the object's own."""
         return None if is_dtensor(tensor) else facts_of(self.name, tensor)
 
 
-def _fits(own: torch.Tensor, mark: TensorPlaceholder, saved: Mapping[str, SavedTensor]) -> bool:
-    """Whether what the object has in its place is of the same kind and shape."""
-    plain = mark.facts is None or set(mark.facts) == {"device"}
-    return plain and mark.name in saved and tuple(own.shape) == saved[mark.name].shape
+def _has_saved_shape(
+    live_tensor: torch.Tensor, placeholder: TensorPlaceholder, saved: Mapping[str, SavedTensor]
+) -> bool:
+    """Returns whether the saved tensor is plain and has the shape of the object's own."""
+    plain = placeholder.facts is None or set(placeholder.facts) == {"device"}
+    return plain and placeholder.name in saved and tuple(live_tensor.shape) == saved[placeholder.name].shape

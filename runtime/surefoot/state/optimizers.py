@@ -1,8 +1,8 @@
 """Saves an optimizer's state by parameter name, never by index.
 
-Its tensors are shards or replicas like the parameters they belong to; `step` counters and param groups follow. What is
-built for a restore is a function of what stands here and what was saved, so that it can be tried before it is needed.
-Used by `program`.
+Its tensors are shards or replicas like the parameters they belong to; `step` counters and param groups are saved too.
+The state built for a restore depends only on the program and the checkpoint, so a restore can be rehearsed before it is
+needed. Used by `program`.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from surefoot.state.tensor_locations import (
 )
 
 # ---- incoming optimizer state ----------------------------------------------------------------------------------------
-# Builds the optimizer state that a restore will fill, from the program and the checkpoint. A restore fills it and puts
-# it into the optimizer. At the first step the same call builds it without memory and throws it away: so a state that
-# could not be restored is reported before a restore needs it.
+# Builds unfilled optimizer state from the program and the checkpoint. A restore fills it and puts it into the
+# optimizer. At the first step the same call builds it without memory and discards it, so that state which could not be
+# restored is reported before a restore needs it.
 
 
 @dataclass(slots=True)
 class IncomingState:
-    """Holds what a restore fills and then puts into the optimizer.
+    """Contains the optimizer state that a restore fills and then puts into the optimizer.
 
-    `state` is by the id of its parameter, `loose` belongs to no parameter, `groups` are tensors of param groups by
-    name.
+    `state` is keyed by the id of the parameter; `loose` belongs to no parameter; `groups` maps names to tensors of
+    param groups.
     """
 
     state: dict[int, dict[Any, Any]] = field(default_factory=dict)
@@ -72,7 +72,8 @@ class IncomingState:
 class BuiltOptimizer:
     """Describes an optimizer as it is now.
 
-    `everywhere`: every rank has all of it. `scratch`: what is built for it is compared and thrown away.
+    `is_on_every_rank`: every rank has all of its parameters. `state` and `tensors` are reused by a restore. `scratch`:
+    the state built for it has no memory, is compared and then discarded.
     """
 
     name: str
@@ -84,308 +85,361 @@ class BuiltOptimizer:
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     scratch: bool = False
     convert: bool = False
-    """State of its parameter's precision follows the parameter to another."""
+    """True if state with the precision of its parameter is converted together with the parameter."""
 
     def home(self, parameter: torch.Tensor | None = None) -> BuildLocation:
         return BuildLocation(self.rank, parameter, self.scratch)
 
 
-def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> IncomingState:
-    """Builds all state that the checkpoint has, unfilled; changes nothing.
+def built(optimizer: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> IncomingState:
+    """Builds, unfilled, all optimizer state that the checkpoint has; changes nothing.
 
-    Tensors that exist already are reused. Raises StateMismatch where param groups differ.
+    Existing tensors are reused. Raises StateMismatch if param groups differ.
     """
-    if len(values["groups"]) != len(here.groups):
+    if len(values["groups"]) != len(optimizer.groups):
         raise StateMismatch(
-            f"{here.name} has {len(here.groups)} param groups and had {len(values['groups'])} in"
+            f"{optimizer.name} has {len(optimizer.groups)} param groups and had {len(values['groups'])} in"
             " the checkpoint: build it as before"
         )
-    _reject_regrouped(here, values, saved)
-    wanted: dict[str, dict[str, SavedTensor]] = {}
-    for name, what in saved.items():
-        if name.startswith(f"{here.name}/"):
-            full_name, _, leaf = name.removeprefix(f"{here.name}/").rpartition("/")
+    _reject_regrouped(optimizer, values, saved)
+    saved_by_parameter: dict[str, dict[str, SavedTensor]] = {}
+    for name, saved_tensor in saved.items():
+        if name.startswith(f"{optimizer.name}/"):
+            full_name, _, leaf = name.removeprefix(f"{optimizer.name}/").rpartition("/")
             if is_plain(leaf):
-                wanted.setdefault(full_name, {})[leaf] = what
-    group_of = {id(p): group for group in here.groups for p in group["params"]}
-    found = IncomingState()
-    host = frozenset(values.get("host", ()))
-    for held in here.parameters:
-        live = here.state.get(held.parameter) or {}
-        home = here.home(held.parameter)
-        on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
-        if held.flat is None:
-            of_it = wanted.get(held.name, {})
-            if here.convert and held.name in saved:
-                of_it = {leaf: _following(leaf, what, saved[held.name], held.parameter) for leaf, what in of_it.items()}
-            state = _built_one(here.name, held, home, of_it, (live, on_host))
+                saved_by_parameter.setdefault(full_name, {})[leaf] = saved_tensor
+    group_of = {id(p): group for group in optimizer.groups for p in group["params"]}
+    incoming = IncomingState()
+    host_keys = frozenset(values.get("host", ()))
+    for named_parameter in optimizer.parameters:
+        live = optimizer.state.get(named_parameter.parameter) or {}
+        location = optimizer.home(named_parameter.parameter)
+        keys_on_host = (
+            host_keys | {"step"} if _keeps_counters_on_host(group_of[id(named_parameter.parameter)]) else frozenset()
+        )
+        if named_parameter.flat is None:
+            saved_state = saved_by_parameter.get(named_parameter.name, {})
+            if optimizer.convert and named_parameter.name in saved:
+                saved_state = {
+                    leaf: _convert_with_parameter(
+                        leaf, saved_tensor, saved[named_parameter.name], named_parameter.parameter
+                    )
+                    for leaf, saved_tensor in saved_state.items()
+                }
+            state = _build_parameter_state(optimizer.name, named_parameter, location, saved_state, (live, keys_on_host))
         else:
-            state = _built_flat(held, home, wanted, (live, on_host))
-        kept = values["plain"].get(held.name)
-        if kept:
-            state |= _put(here, kept, saved, home, live)
+            state = _build_flat_state(named_parameter, location, saved_by_parameter, (live, keys_on_host))
+        plain_values = values["plain"].get(named_parameter.name)
+        if plain_values:
+            state |= _insert_into_tree(optimizer, plain_values, saved, location, live)
         if state or live:
-            found.state[id(held.parameter)] = state
-    found.loose = _put(here, values.get("loose", {}), saved, here.home(), {})
-    for number, group in enumerate(values["groups"]):
-        first = next(iter(here.groups[number]["params"]), None)
-        home = here.home(first)
-        for mark in marks(group):
-            found.groups[mark.name] = _reused(here.tensors.get(mark.name), mark, saved, home)
-    _reject_bare(here, values, found)
-    return found
+            incoming.state[id(named_parameter.parameter)] = state
+    incoming.loose = _insert_into_tree(optimizer, values.get("loose", {}), saved, optimizer.home(), {})
+    for group_number, group in enumerate(values["groups"]):
+        first_parameter = next(iter(optimizer.groups[group_number]["params"]), None)
+        location = optimizer.home(first_parameter)
+        for placeholder in marks(group):
+            incoming.groups[placeholder.name] = _reuse_or_build(
+                optimizer.tensors.get(placeholder.name), placeholder, saved, location
+            )
+    _reject_parameters_without_state(optimizer, values, incoming)
+    return incoming
 
 
-def _following(leaf: str, what: SavedTensor, was: SavedTensor, parameter: torch.Tensor) -> SavedTensor:
-    """State of its parameter's shape and precision, in the precision that the parameter has now."""
-    follows = leaf != "step" and (what.dtype, what.shape) == (was.dtype, was.shape)
-    return SavedTensor(dtype_name(parameter.dtype), what.shape) if follows else what
+def _convert_with_parameter(
+    leaf: str, saved_tensor: SavedTensor, saved_parameter: SavedTensor, parameter: torch.Tensor
+) -> SavedTensor:
+    """Returns state in the parameter's present precision, if it was saved with its shape and precision."""
+    follows = leaf != "step" and (saved_tensor.dtype, saved_tensor.shape) == (
+        saved_parameter.dtype,
+        saved_parameter.shape,
+    )
+    return SavedTensor(dtype_name(parameter.dtype), saved_tensor.shape) if follows else saved_tensor
 
 
-def _put(
-    here: BuiltOptimizer,
+def _insert_into_tree(
+    optimizer: BuiltOptimizer,
     tree: Mapping[Any, Any],
     saved: Mapping[str, SavedTensor],
-    home: BuildLocation,
+    location: BuildLocation,
     live: Mapping[Any, Any],
 ) -> Any:
-    made = {}
-    for mark in marks(tree):
-        tensor, saved_as = here.tensors.get(mark.name), saved.get(mark.name)
+    tensors_by_name = {}
+    for placeholder in marks(tree):
+        tensor, saved_as = optimizer.tensors.get(placeholder.name), saved.get(placeholder.name)
         if tensor is not None and saved_as is not None and dtype_name(tensor.dtype) != saved_as.dtype:
-            tensor = None  # filled, it would round what was saved
-        made[mark.name] = _reused(tensor, mark, saved, home)
-    return insert_tensors(dict(tree), made.__getitem__, dict(live), here.name)
+            tensor = None  # reading into it would round the saved values
+        tensors_by_name[placeholder.name] = _reuse_or_build(tensor, placeholder, saved, location)
+    return insert_tensors(dict(tree), tensors_by_name.__getitem__, dict(live), optimizer.name)
 
 
-def _reused(
-    live: torch.Tensor | None, mark: Any, saved: Mapping[str, SavedTensor], home: BuildLocation
+def _reuse_or_build(
+    live: torch.Tensor | None, placeholder: Any, saved: Mapping[str, SavedTensor], location: BuildLocation
 ) -> torch.Tensor:
-    what = saved.get(mark.name)
-    # a graph of the device, and a schedule, read the tensor that the program made: it is filled where it lies
-    plain = type(live) in PLAIN_CLASSES and set(mark.facts or ()) <= {"device"}
-    if live is not None and what is not None and plain and tuple(live.shape) == what.shape:
+    saved_tensor = saved.get(placeholder.name)
+    # CUDA graphs and schedulers refer to the program's own tensor: fill it in place
+    is_plain_memory = type(live) in PLAIN_CLASSES and set(placeholder.facts or ()) <= {"device"}
+    if live is not None and saved_tensor is not None and is_plain_memory and tuple(live.shape) == saved_tensor.shape:
         return live
-    made = build(mark.name, mark.facts, saved, home)
-    if made is None:
-        raise StateMismatch(f"the checkpoint names {mark.name} in its values, and no rank saved that tensor")
-    return made
+    tensor = build(placeholder.name, placeholder.facts, saved, location)
+    if tensor is None:
+        raise StateMismatch(f"the checkpoint names {placeholder.name} in its values, and no rank saved that tensor")
+    return tensor
 
 
-def _built_one(
+def _build_parameter_state(
     part: str,
-    held: OptimizerParameter,
-    home: BuildLocation,
-    wanted: Mapping[str, SavedTensor],
-    counters: tuple[Mapping[Any, Any], frozenset[str]],
+    named_parameter: OptimizerParameter,
+    location: BuildLocation,
+    saved_state: Mapping[str, SavedTensor],
+    live_and_host_keys: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
-    live, on_host = counters
-    built: dict[Any, Any] = {}
-    for leaf, what in wanted.items():
+    live, keys_on_host = live_and_host_keys
+    state: dict[Any, Any] = {}
+    for leaf, saved_tensor in saved_state.items():
         key = unescaped(leaf)
         value = live.get(key)
-        if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
-            built[key] = value
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == saved_tensor.shape:
+            state[key] = value
         else:
-            name = f"{part}/{held.name}/{leaf}"
-            built[key] = build_like_parameter(key, name, what, home, dtype_from_name(what.dtype), key in on_host)
-    return built
+            name = f"{part}/{named_parameter.name}/{leaf}"
+            state[key] = build_like_parameter(
+                key, name, saved_tensor, location, dtype_from_name(saved_tensor.dtype), key in keys_on_host
+            )
+    return state
 
 
-def _built_flat(
-    held: OptimizerParameter,
-    home: BuildLocation,
-    wanted: Mapping[str, Mapping[str, SavedTensor]],
-    counters: tuple[Mapping[Any, Any], frozenset[str]],
+def _build_flat_state(
+    named_parameter: OptimizerParameter,
+    location: BuildLocation,
+    saved_by_parameter: Mapping[str, Mapping[str, SavedTensor]],
+    live_and_host_keys: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
     """Builds one tensor for all ranges of a flat parameter, and one counter."""
-    assert held.flat is not None, "the caller looked"
-    live, on_host = counters
-    memory = local_part(held.parameter)
-    built: dict[Any, Any] = {}
-    for r in held.flat.ranges:
-        for leaf, what in wanted.get(r.name, {}).items():
+    assert named_parameter.flat is not None, "the caller looked"
+    live, keys_on_host = live_and_host_keys
+    memory = local_part(named_parameter.parameter)
+    state: dict[Any, Any] = {}
+    for flat_range in named_parameter.flat.ranges:
+        for leaf, saved_tensor in saved_by_parameter.get(flat_range.name, {}).items():
             key = unescaped(leaf)
-            shape = tuple(memory.shape) if what.shape == r.shape else what.shape
-            value = built.get(key, live.get(key))
+            shape = tuple(memory.shape) if saved_tensor.shape == flat_range.shape else saved_tensor.shape
+            value = state.get(key, live.get(key))
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-                device = torch.device("cpu") if what.shape != r.shape and key in on_host else memory.device
-                device = torch.device("meta") if home.scratch else device
-                value = torch.zeros(shape, dtype=dtype_from_name(what.dtype), device=device)
-            built[key] = value
-    return built
+                device = (
+                    torch.device("cpu")
+                    if saved_tensor.shape != flat_range.shape and key in keys_on_host
+                    else memory.device
+                )
+                device = torch.device("meta") if location.scratch else device
+                value = torch.zeros(shape, dtype=dtype_from_name(saved_tensor.dtype), device=device)
+            state[key] = value
+    return state
 
 
-def _reject_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> None:
-    """A parameter that another group has now would get that group's learning rate and decay, under unchanged counts.
+def _reject_regrouped(optimizer: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> None:
+    """Raises StateMismatch if a parameter moved to another group while the number of groups stayed the same.
 
-    Which names the saved runs are of is known where the rank that wrote them had every parameter.
+    It would silently get the other group's learning rate and decay. The saved runs can only be mapped to names if the
+    rank that wrote them had every parameter; otherwise nothing is checked.
     """
-    if not (values.get("members") and values.get("everywhere") and here.is_on_every_rank):
+    if not (values.get("members") and values.get("everywhere") and optimizer.is_on_every_rank):
         return
-    prefix = f"{here.name}/"
+    prefix = f"{optimizer.name}/"
     names = {n.removeprefix(prefix).rpartition("/")[0] for n in saved if n.startswith(prefix)}
     names = {n for n in names if not n.startswith("~")} | set(values["plain"]) | set(values.get("bare", ()))
-    order = [group for group, count in values["members"] for _ in range(count)]
-    if len(order) != len(names):
+    group_numbers = [group for group, count in values["members"] for _ in range(count)]
+    if len(group_numbers) != len(names):
         return
-    was = dict(zip(sorted(names), order, strict=True))
-    now = {id(p): number for number, group in enumerate(here.groups) for p in group["params"]}
-    for held in here.parameters:
-        before, here_now = was.get(held.name), now[id(held.parameter)]
-        if before is not None and before != here_now:
+    old_group_of = dict(zip(sorted(names), group_numbers, strict=True))
+    new_group_of = {id(p): number for number, group in enumerate(optimizer.groups) for p in group["params"]}
+    for named_parameter in optimizer.parameters:
+        old_group, new_group = old_group_of.get(named_parameter.name), new_group_of[id(named_parameter.parameter)]
+        if old_group is not None and old_group != new_group:
             raise StateMismatch(
-                f"{here.name} has {held.name} in param group {here_now}, and it was in group {before} when it was saved:"
-                " it would get the other group's learning rate and decay. Build the groups as before"
+                f"{optimizer.name} has {named_parameter.name} in param group {new_group}, and it was in group"
+                f" {old_group} when it was saved: it would get the other group's learning rate and decay. Build the groups as before"
             )
 
 
-def _reject_bare(here: BuiltOptimizer, values: Any, found: IncomingState) -> None:
-    """A parameter without state among others that have some was not in the optimizer when it was saved."""
-    had = frozenset(values["bare"]) if "bare" in values else None
-    if had is None or not here.is_on_every_rank or not found.state:
+def _reject_parameters_without_state(optimizer: BuiltOptimizer, values: Any, incoming: IncomingState) -> None:
+    """Raises StateMismatch for a parameter without saved state whose peers have state.
+
+    Such a parameter was not given to the optimizer when it was saved.
+    """
+    bare_names = frozenset(values["bare"]) if "bare" in values else None
+    if bare_names is None or not optimizer.is_on_every_rank or not incoming.state:
         return
-    for held in here.parameters:
-        if not found.state.get(id(held.parameter)) and held.name not in had:
+    for named_parameter in optimizer.parameters:
+        if not incoming.state.get(id(named_parameter.parameter)) and named_parameter.name not in bare_names:
             raise StateMismatch(
-                f"{here.name} has {held.name} among its parameters, and no state of it is in the checkpoint, where"
-                " others have theirs: it was not given to that optimizer when it was saved"
+                f"{optimizer.name} has {named_parameter.name} among its parameters, and no state of it is in"
+                " the checkpoint, where others have theirs: it was not given to that optimizer when it was saved"
             )
 
 
 def _keeps_counters_on_host(group: Mapping[str, Any]) -> bool:
-    """torch's optimizers keep `step` on the host unless a kernel needs it."""
+    """Returns whether the group's `step` is on the host: torch keeps it there unless a kernel needs it."""
     return not (group.get("capturable") or group.get("fused"))
 
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 OWN = "~own"
-"""Leaf of a flat tensor that belongs to no model: the optimizer's own weights of the ranges in it."""
+"""Leaf name for a flat tensor that belongs to no model: the optimizer's own copy of the weights in its ranges."""
 GROUPS, LOOSE = "~groups", "~state"
-"""Where names of param groups' tensors stand, and of state that belongs to no parameter."""
+"""Path parts for tensors of param groups, and for state that belongs to no parameter."""
 
 _SIMPLE = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class OptimizerPart:
-    """Saves one optimizer; `held` maps parameter ids to names."""
+    """Saves one optimizer; `parameters_by_id` gives its parameters their names."""
 
     def __init__(
         self,
         name: str,
         optimizer: torch.optim.Optimizer,
-        where: tuple[int, int],
-        held: Mapping[int, OptimizerParameter],
+        rank_and_world_size: tuple[int, int],
+        named_parameter: Mapping[int, OptimizerParameter],
         replicas: Replicas,
     ) -> None:
-        rank, world = where
-        self.name, self._optimizer, self._where, self._replicas = name, optimizer, where, replicas
-        self._inner, mine = _partitioned(optimizer)
-        default = Grid.world_size(world) if mine is None else Grid.alone(rank)
-        self._partitioned = mine is not None
-        self._places = EntryPlacer(rank, default, replicas if mine is None else Replicas(None, rank))
-        self._groups_places = EntryPlacer(rank, Grid.world_size(world), replicas.of_objects())
+        rank, world_size = rank_and_world_size
+        self.name, self._optimizer, self._where, self._replicas = name, optimizer, rank_and_world_size, replicas
+        self._inner, own_ids = _partitioned(optimizer)
+        default = Grid.world_size(world_size) if own_ids is None else Grid.alone(rank)
+        self._partitioned = own_ids is not None
+        self._placer = EntryPlacer(rank, default, replicas if own_ids is None else Replicas(None, rank))
+        self._group_placer = EntryPlacer(rank, Grid.world_size(world_size), replicas.of_objects())
         self._incoming = IncomingState()
         self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
-        self.refresh(held)
+        self.refresh(named_parameter)
 
-    def refresh(self, held: Mapping[int, OptimizerParameter]) -> None:
-        """Takes its parameters as they are now."""
+    def refresh(self, named_parameter: Mapping[int, OptimizerParameter]) -> None:
+        """Collects the optimizer's current parameters and drops cached entries."""
         rank, _ = self._where
-        _, mine = _partitioned(self._optimizer)
+        _, own_ids = _partitioned(self._optimizer)
         self._own_flat: list[OptimizerParameter] = []
-        self._seen = self._present()
-        self._held = [self._known(place, p, held, rank) for place, p in self._parameters()]
-        if mine is not None:
-            self._held = [h for h in self._held if id(h.parameter) in mine]
-        self._found: dict[int, dict[Any, tuple[Any, list[Entry]]]] = {id(h.parameter): {} for h in self._held}
-        self.is_on_every_rank = mine is None and all(_everywhere(h, self._replicas, self._where) for h in self._held)
+        self._last_parameter_ids = self._current_parameter_ids()
+        self._named_parameters = [
+            self._named_parameter_of(description, p, named_parameter, rank)
+            for description, p in self._described_parameters()
+        ]
+        if own_ids is not None:
+            self._named_parameters = [h for h in self._named_parameters if id(h.parameter) in own_ids]
+        self._entries_by_parameter: dict[int, dict[Any, tuple[Any, list[Entry]]]] = {
+            id(h.parameter): {} for h in self._named_parameters
+        }
+        self.is_on_every_rank = own_ids is None and all(
+            _is_on_every_rank(h, self._replicas, self._where) for h in self._named_parameters
+        )
 
     def is_stale(self) -> bool:
-        """Whether it has other parameters than when it was looked at last."""
-        return self._present() != self._seen
+        """Returns whether its parameters changed since the last `refresh`."""
+        return self._current_parameter_ids() != self._last_parameter_ids
 
     def entries(self) -> Iterator[Entry]:
-        """Live state tensors; empty before the first step."""
+        """Returns the entries of live state tensors; none before the first step."""
         state = self._inner.state
-        live = ((held, state[held.parameter]) for held in self._held if held.parameter in state)
+        live = (
+            (named_parameter, state[named_parameter.parameter])
+            for named_parameter in self._named_parameters
+            if named_parameter.parameter in state
+        )
         return iter(self._entries(live, self._loose(), self._group_tensors()))
 
     def values(self) -> Any:
-        """Collects what tensors' names and types do not say.
+        """Collects the values that tensors' names and types do not carry.
 
         These are param groups without parameters, plain or nested state, `bare` parameters (without state), and the
-        rest of `state_dict`. `members` maps parameters to groups, as runs over sorted names, if there are several;
-        `everywhere`: over all ranks' names.
+        rest of `state_dict`. With several groups, `members` maps parameters to groups as runs over sorted names;
+        `everywhere`: the runs cover the names of all ranks.
         """
         plain: dict[str, Any] = {}
-        bare: list[str] = []
-        away: set[Any] = set()
-        on_device = any(held.parameter.device.type != "cpu" for held in self._held[:1])
+        bare_names: list[str] = []
+        host_keys: set[Any] = set()
+        on_device = any(
+            named_parameter.parameter.device.type != "cpu" for named_parameter in self._named_parameters[:1]
+        )
         state_of = self._inner.state
-        for held in self._held:
-            parameter = held.parameter
+        for named_parameter in self._named_parameters:
+            parameter = named_parameter.parameter
             state = state_of.get(parameter)
             if not state:
-                bare += _names(held)
+                bare_names += _saved_names_of(named_parameter)
                 continue
-            odd = [k for k, v in state.items() if type(v) not in _TENSORS or type(k) is not str]
-            if held.spread:
-                odd = [k for k, v in state.items() if not self._is_direct(held, k, v)]
-            if odd:
-                kept = {k: self._apart(held, k, state[k]) for k in odd if not self._is_direct(held, k, state[k])}
-                plain |= {held.name: kept} if kept else {}
+            indirect_keys = [k for k, v in state.items() if type(v) not in _TENSORS or type(k) is not str]
+            if named_parameter.spread:
+                indirect_keys = [k for k, v in state.items() if not self._is_direct(named_parameter, k, v)]
+            if indirect_keys:
+                plain_state = {
+                    k: self._plain_value_of(named_parameter, k, state[k])
+                    for k in indirect_keys
+                    if not self._is_direct(named_parameter, k, state[k])
+                }
+                plain |= {named_parameter.name: plain_state} if plain_state else {}
             if on_device:
-                away |= {k for k, v in state.items() if isinstance(v, torch.Tensor) and v.device.type == "cpu"}
+                host_keys |= {k for k, v in state.items() if isinstance(v, torch.Tensor) and v.device.type == "cpu"}
         ignored: dict[str, torch.Tensor] = {}
-        groups = [self._group(i, group, ignored) for i, group in self._groups()]
+        groups = [self._plain_group(i, group, ignored) for i, group in self._groups()]
         loose = {
-            k: extract_tensors(v, self._loose_name(k), ignored, self._facts_alone(k)) for k, v in self._loose().items()
+            k: extract_tensors(v, self._loose_name(k), ignored, self._facts_finder(k)) for k, v in self._loose().items()
         }
         return {
             "groups": groups,
             "plain": plain,
-            "members": self._members() if len(groups) > 1 else [],
+            "members": self._group_runs() if len(groups) > 1 else [],
             **({"everywhere": True} if len(groups) > 1 and self.is_on_every_rank else {}),
-            "bare": bare,
-            "host": sorted(k for k in away if isinstance(k, str)),
+            "bare": bare_names,
+            "host": sorted(k for k in host_keys if isinstance(k, str)),
             "loose": loose,
-            "more": self._more(),
+            "more": self._extra_state(),
         }
 
     def fitted(
-        self, values: Any, saved: Mapping[str, SavedTensor], standing: Mapping[str, Entry], fit: AllowedDifferences
+        self,
+        values: Any,
+        saved: Mapping[str, SavedTensor],
+        entries_by_name: Mapping[str, Entry],
+        fit: AllowedDifferences,
     ) -> tuple[Any, Mapping[str, SavedTensor], list[str]]:
         """Drops the saved state of parameters that may differ and do.
 
         Those begin without state. Returns values, tensors and a sentence for each.
         """
         self._convert = fit.convert_dtypes
-        told: list[str] = []
+        differences: list[str] = []
         if fit.strict and not fit.optional:
-            return values, saved, told
-        had = {n.removeprefix(f"{self.name}/").rpartition("/")[0] for n in saved if n.startswith(f"{self.name}/")}
-        had |= set(values["plain"]) | set(values.get("bare", ()))
-        gone = set[str]()
-        for held in self._held:
-            what, entry = saved.get(held.name), standing.get(held.name)
-            other = entry is not None and (what is None or what.shape != entry.location.shape)
-            may = fit.may_differ(held.name) or fit.may_differ(f"{self.name}/{held.name}")
-            if may and held.flat is None and (other or held.name not in had):
-                gone.add(held.name)
-                told.append(f"{self.name} has no state of {held.name} as it is here: it begins without")
-        if not gone:
-            return values, saved, told
-        prefixes = tuple(f"{self.name}/{name}/" for name in gone)
-        plain = {name: kept for name, kept in values["plain"].items() if name not in gone}
-        bare = [*values.get("bare", ()), *gone]
+            return values, saved, differences
+        names_with_state = {
+            n.removeprefix(f"{self.name}/").rpartition("/")[0] for n in saved if n.startswith(f"{self.name}/")
+        }
+        names_with_state |= set(values["plain"]) | set(values.get("bare", ()))
+        names_to_reset = set[str]()
+        for named_parameter in self._named_parameters:
+            saved_tensor, entry = saved.get(named_parameter.name), entries_by_name.get(named_parameter.name)
+            shape_differs = entry is not None and (saved_tensor is None or saved_tensor.shape != entry.location.shape)
+            may_differ = fit.may_differ(named_parameter.name) or fit.may_differ(f"{self.name}/{named_parameter.name}")
+            if (
+                may_differ
+                and named_parameter.flat is None
+                and (shape_differs or named_parameter.name not in names_with_state)
+            ):
+                names_to_reset.add(named_parameter.name)
+                differences.append(
+                    f"{self.name} has no state of {named_parameter.name} as it is here: it begins without"
+                )
+        if not names_to_reset:
+            return values, saved, differences
+        prefixes = tuple(f"{self.name}/{name}/" for name in names_to_reset)
+        plain = {name: plain_state for name, plain_state in values["plain"].items() if name not in names_to_reset}
+        bare = [*values.get("bare", ()), *names_to_reset]
         return (
             {**values, "plain": plain, "bare": bare},
             {n: w for n, w in saved.items() if not n.startswith(prefixes)},
-            told,
+            differences,
         )
 
     def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
@@ -393,49 +447,53 @@ class OptimizerPart:
 
         No step is taken for it: a step would change parameters.
         """
-        self._incoming = built(self._standing(), values, saved)
+        self._incoming = built(self._describe_current(), values, saved)
 
     def targets(self) -> Iterator[Entry]:
-        """Entries to fill, after `prepare`."""
-        coming = self._incoming
-        live = ((held, coming.state[id(held.parameter)]) for held in self._held if id(held.parameter) in coming.state)
-        return iter(self._entries(live, coming.loose, coming.groups))
+        """Returns the entries to fill, after `prepare`."""
+        incoming = self._incoming
+        live = (
+            (named_parameter, incoming.state[id(named_parameter.parameter)])
+            for named_parameter in self._named_parameters
+            if id(named_parameter.parameter) in incoming.state
+        )
+        return iter(self._entries(live, incoming.loose, incoming.groups))
 
     def apply(self, values: Any) -> None:
         """Puts the filled state and param groups into the optimizer."""
-        coming, self._incoming = self._incoming, IncomingState()
-        here = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
+        incoming, self._incoming = self._incoming, IncomingState()
+        live_groups = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
         if values.get("more"):
             packed = self._optimizer.state_dict()
             self._optimizer.load_state_dict({**packed, "state": {}, **values["more"]})
-        for (_, group), live, saved_group in zip(self._groups(), here, values["groups"], strict=True):
-            again = insert_tensors(saved_group, coming.groups.__getitem__, live, f"{self.name}/groups")
-            group.update(live | again)  # what `load_state_dict` made of them is not what was saved
+        for (_, group), live, saved_group in zip(self._groups(), live_groups, values["groups"], strict=True):
+            restored = insert_tensors(saved_group, incoming.groups.__getitem__, live, f"{self.name}/groups")
+            group.update(live | restored)  # `load_state_dict` may have converted these values
         state = self._inner.state
-        for held in self._held:
-            if id(held.parameter) in coming.state:
-                state[held.parameter] = coming.state[id(held.parameter)]
+        for named_parameter in self._named_parameters:
+            if id(named_parameter.parameter) in incoming.state:
+                state[named_parameter.parameter] = incoming.state[id(named_parameter.parameter)]
             else:
-                state.pop(held.parameter, None)
+                state.pop(named_parameter.parameter, None)
         for key in self._loose():
             del state[key]
-        state.update(coming.loose)
+        state.update(incoming.loose)
 
     def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the state as a fresh program would and compares it."""
-        scratch = built(self._standing(scratch=True), values, saved)
-        for held in self._held:
-            live = self._inner.state.get(held.parameter) or {}
-            path = f"{self.name}/{held.name}"
-            if difference := first_difference(scratch.state.get(id(held.parameter), {}), dict(live), path):
-                raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+        scratch = built(self._describe_current(scratch=True), values, saved)
+        for named_parameter in self._named_parameters:
+            live = self._inner.state.get(named_parameter.parameter) or {}
+            path = f"{self.name}/{named_parameter.name}"
+            if difference := first_difference(scratch.state.get(id(named_parameter.parameter), {}), dict(live), path):
+                raise StateNotRestorable(f"{difference} by a restore: {_REMEDY}")
         if difference := first_difference(scratch.loose, self._loose(), f"{self.name}/{LOOSE}"):
-            raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+            raise StateNotRestorable(f"{difference} by a restore: {_REMEDY}")
         for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
             live = {key: value for key, value in group.items() if key != "params"}
-            again = insert_tensors(saved_group, scratch.groups.__getitem__, live, f"{self.name}/groups")
-            if difference := first_difference(again, live, f"{self.name}/groups"):
-                raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+            restored = insert_tensors(saved_group, scratch.groups.__getitem__, live, f"{self.name}/groups")
+            if difference := first_difference(restored, live, f"{self.name}/groups"):
+                raise StateNotRestorable(f"{difference} by a restore: {_REMEDY}")
 
     # ---- what is saved ---------------------------------------------------------------------------------------------
 
@@ -445,105 +503,114 @@ class OptimizerPart:
         loose: Mapping[Any, Any],
         groups: Mapping[str, torch.Tensor],
     ) -> list[Entry]:
-        found: list[Entry] = []
-        for held in self._own_flat:
-            assert held.flat is not None, "only described tensors are the optimizer's own"
-            found += self._places.of_flat(f"{self.name}/", f"/{OWN}", held.parameter, held.flat, lazy=True)
-        for held, keys in state:
-            known = self._found[id(held.parameter)]
+        entries: list[Entry] = []
+        for named_parameter in self._own_flat:
+            assert named_parameter.flat is not None, "only described tensors are the optimizer's own"
+            entries += self._placer.of_flat(
+                f"{self.name}/", f"/{OWN}", named_parameter.parameter, named_parameter.flat, lazy=True
+            )
+        for named_parameter, keys in state:
+            cached_entries = self._entries_by_parameter[id(named_parameter.parameter)]
             for key, value in keys.items():
                 if type(value) in _SIMPLE:
                     continue
-                before = known.get(key)
-                if before is None or before[0] is not value or type(value) in (dict, list):
-                    before = known[key] = (value, self._entries_under(held, key, value))
-                found += before[1]
+                cached = cached_entries.get(key)
+                if cached is None or cached[0] is not value or type(value) in (dict, list):
+                    cached = cached_entries[key] = (value, self._entries_under(named_parameter, key, value))
+                entries += cached[1]
         for name, value in (*self._deeper_tensors(loose).items(), *groups.items()):
-            found += self._groups_places.of(name, value, "lowest")
-        return found
+            entries += self._group_placer.of(name, value, "lowest")
+        return entries
 
     def _deeper_tensors(self, loose: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
-        deeper: dict[str, torch.Tensor] = {}
-        for key, value in loose.items():
-            extract_tensors(value, self._loose_name(key), deeper)
-        return deeper
-
-    def _entries_under(self, held: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
-        """The entries of one key of a parameter's state."""
-        if type(key) is str and isinstance(value, torch.Tensor):
-            return list(self._state_entries(held, escaped(key), value))
         tensors: dict[str, torch.Tensor] = {}
-        extract_tensors(value, self._state_name(held, key), tensors, join=joined)
+        for key, value in loose.items():
+            extract_tensors(value, self._loose_name(key), tensors)
+        return tensors
+
+    def _entries_under(self, named_parameter: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
+        """Returns the entries of one key of a parameter's state."""
+        if type(key) is str and isinstance(value, torch.Tensor):
+            return list(self._state_entries(named_parameter, escaped(key), value))
+        tensors: dict[str, torch.Tensor] = {}
+        extract_tensors(value, self._state_name(named_parameter, key), tensors, join=joined)
         if tensors:
-            self._reject_flat(held, key)
-        named = tensors.items()
-        return [e for name, t in named for e in self._places.of(name, t, "split", True, held.owner)]
+            self._reject_flat(named_parameter, key)
+        items = tensors.items()
+        return [e for name, t in items for e in self._placer.of(name, t, "split", True, named_parameter.owner)]
 
-    def _state_entries(self, held: OptimizerParameter, leaf: str, value: torch.Tensor) -> Iterator[Entry]:
-        if held.flat is None:
-            yield from self._places.of(f"{self.name}/{held.name}/{leaf}", value, "split", True, held.owner)
-        elif value.shape == local_part(held.parameter).shape and value.dim() == 1:
-            yield from self._places.of_flat(f"{self.name}/", f"/{leaf}", value, held.flat, lazy=True)
+    def _state_entries(self, named_parameter: OptimizerParameter, leaf: str, value: torch.Tensor) -> Iterator[Entry]:
+        if named_parameter.flat is None:
+            yield from self._placer.of(
+                f"{self.name}/{named_parameter.name}/{leaf}", value, "split", True, named_parameter.owner
+            )
+        elif value.shape == local_part(named_parameter.parameter).shape and value.dim() == 1:
+            yield from self._placer.of_flat(f"{self.name}/", f"/{leaf}", value, named_parameter.flat, lazy=True)
         else:
-            yield from self._places.of_flat_scalar(f"{self.name}/", f"/{leaf}", value, held.flat)
+            yield from self._placer.of_flat_scalar(f"{self.name}/", f"/{leaf}", value, named_parameter.flat)
 
-    def _is_direct(self, held: OptimizerParameter, key: Any, value: Any) -> bool:
-        """Whether a tensor's name, type and shape say all of it."""
+    def _is_direct(self, named_parameter: OptimizerParameter, key: Any, value: Any) -> bool:
+        """Returns whether a tensor can be rebuilt from its name, type and shape alone."""
         if type(key) is not str or not isinstance(value, torch.Tensor):
             return False
-        if held.flat is not None or (type(value) in _TENSORS and not is_dtensor(held.parameter)):
+        if named_parameter.flat is not None or (type(value) in _TENSORS and not is_dtensor(named_parameter.parameter)):
             return True
-        return self._facts_relative_to_parameter(self._state_name(held, key), value, held.parameter) is None
+        return (
+            self._facts_relative_to_parameter(self._state_name(named_parameter, key), value, named_parameter.parameter)
+            is None
+        )
 
-    def _apart(self, held: OptimizerParameter, key: Any, value: Any) -> Any:
+    def _plain_value_of(self, named_parameter: OptimizerParameter, key: Any, value: Any) -> Any:
         if type(value) in _SIMPLE:
             return value
-        name, parameter = self._state_name(held, key), held.parameter
+        name, parameter = self._state_name(named_parameter, key), named_parameter.parameter
         if isinstance(value, torch.Tensor):
             return extract_tensors(
                 value, name, {}, lambda tensor: self._facts_relative_to_parameter(name, tensor, parameter)
             )
         return extract_tensors(value, name, {}, lambda tensor: facts_of(name, tensor, parameter), joined)
 
-    def _facts_alone(self, key: Any) -> Any:
+    def _facts_finder(self, key: Any) -> Any:
         return lambda tensor: facts_of(f"{self.name}/{key}", tensor)
 
     def _facts_relative_to_parameter(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Any:
-        """Remembered: a subclass is the same at each save."""
-        known = self._facts.get(name)
-        if known is None or known[0] is not tensor:
-            known = self._facts[name] = (tensor, facts_of(name, tensor, parameter))
-        return known[1]
+        """Returns `facts_of` a tensor, cached because a subclass is the same at each save."""
+        cached = self._facts.get(name)
+        if cached is None or cached[0] is not tensor:
+            cached = self._facts[name] = (tensor, facts_of(name, tensor, parameter))
+        return cached[1]
 
-    def _state_name(self, held: OptimizerParameter, key: Any) -> str:
-        return f"{self.name}/{held.name}/{escaped(key)}"
+    def _state_name(self, named_parameter: OptimizerParameter, key: Any) -> str:
+        return f"{self.name}/{named_parameter.name}/{escaped(key)}"
 
     def _loose_name(self, key: Any) -> str:
         return f"{self.name}/{LOOSE}/{escaped(key)}"
 
-    def _reject_flat(self, held: OptimizerParameter, key: Any) -> None:
-        if held.flat is not None:
+    def _reject_flat(self, named_parameter: OptimizerParameter, key: Any) -> None:
+        if named_parameter.flat is not None:
             raise StateNotRestorable(
-                f"{self.name}/{held.name}/{key} holds tensors within a value, beside a flat parameter of several ranges:"
-                " only tensors of its own size, and counters, can be parted by those ranges"
+                f"{self.name}/{named_parameter.name}/{key} holds tensors within a value, beside a flat"
+                " parameter of several ranges: only tensors of its own size, and counters, can be parted by those ranges"
             )
 
     def _loose(self) -> dict[Any, Any]:
-        """State under keys that are no parameters."""
+        """Returns the state under keys that are not parameters."""
         state = self._inner.state
-        if len(state) <= len(self._held) and all(isinstance(key, torch.Tensor) for key in state):
+        if len(state) <= len(self._named_parameters) and all(isinstance(key, torch.Tensor) for key in state):
             return {}
         return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
 
-    def _more(self) -> dict[str, Any]:
-        """What the optimizer's own `state_dict` has beside state and groups; asked of those alone that say more."""
+    def _extra_state(self) -> dict[str, Any]:
+        """Returns what an overridden or hooked `state_dict` adds to state and param groups."""
         optimizer: Any = self._optimizer
-        says_more = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        if self._partitioned or not (says_more or getattr(optimizer, "_optimizer_state_dict_post_hooks", None)):
+        has_own_state_dict = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        if self._partitioned or not (
+            has_own_state_dict or getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
+        ):
             return {}
         ignored: dict[str, torch.Tensor] = {}
-        more = {k: v for k, v in optimizer.state_dict().items() if k not in ("state", "param_groups")}
-        tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in more.items()}
+        extra_values = {k: v for k, v in optimizer.state_dict().items() if k not in ("state", "param_groups")}
+        tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in extra_values.items()}
         if ignored:
             raise StateNotRestorable(
                 f"{next(iter(ignored))} is a tensor that {type(optimizer).__name__}.state_dict() has beside state and"
@@ -551,92 +618,103 @@ class OptimizerPart:
             )
         return tree
 
-    def _standing(self, scratch: bool = False) -> BuiltOptimizer:
+    def _describe_current(self, scratch: bool = False) -> BuiltOptimizer:
         groups = self._optimizer.param_groups
         if scratch:
-            return BuiltOptimizer(self.name, self._where[0], self._held, groups, self.is_on_every_rank, scratch=True)
+            return BuiltOptimizer(
+                self.name, self._where[0], self._named_parameters, groups, self.is_on_every_rank, scratch=True
+            )
         state, tensors = self._inner.state, self._group_tensors() | self._deeper_tensors(self._loose())
-        for held in self._held:
-            for key, value in (state.get(held.parameter) or {}).items():
-                if not self._is_direct(held, key, value):
-                    extract_tensors(value, self._state_name(held, key), tensors, join=joined)
+        for named_parameter in self._named_parameters:
+            for key, value in (state.get(named_parameter.parameter) or {}).items():
+                if not self._is_direct(named_parameter, key, value):
+                    extract_tensors(value, self._state_name(named_parameter, key), tensors, join=joined)
         return BuiltOptimizer(
-            self.name, self._where[0], self._held, groups, self.is_on_every_rank, state, tensors, convert=self._convert
+            self.name,
+            self._where[0],
+            self._named_parameters,
+            groups,
+            self.is_on_every_rank,
+            state,
+            tensors,
+            convert=self._convert,
         )
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
-    def _present(self) -> list[int]:
+    def _current_parameter_ids(self) -> list[int]:
         groups = self._optimizer.param_groups
         return [len(groups), *map(id, chain.from_iterable(group["params"] for group in groups))]
 
-    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _described_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for index, group in enumerate(self._optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 yield f"parameter {position} of group {index}", parameter
 
-    def _known(
-        self, place: str, parameter: torch.Tensor, held: Mapping[int, OptimizerParameter], rank: int
+    def _named_parameter_of(
+        self, description: str, parameter: torch.Tensor, named_parameter: Mapping[int, OptimizerParameter], rank: int
     ) -> OptimizerParameter:
-        if id(parameter) in held:
-            return held[id(parameter)]
+        if id(parameter) in named_parameter:
+            return named_parameter[id(parameter)]
         flat = declared_ranges(parameter, rank)
         if flat is None:
             raise ConfigurationError(
-                f"{place} of {self.name} belongs to no model given to Checkpointer: give that model too, and build the"
-                " optimizer after sharding it, and again after a model's parameters were replaced; of an optimizer's own"
+                f"{description} of {self.name} belongs to no model given to Checkpointer: give that model too, and build"
+                " the optimizer after sharding it, and again after a model's parameters were replaced; of an optimizer's own"
                 " flat tensors, surefoot.describe_flat says what they hold"
             )
-        own = OptimizerParameter(f"flat {len(self._own_flat)}", parameter, flat)
-        self._own_flat.append(own)
-        return own
+        own_flat = OptimizerParameter(f"flat {len(self._own_flat)}", parameter, flat)
+        self._own_flat.append(own_flat)
+        return own_flat
 
-    def _members(self) -> list[list[int]]:
+    def _group_runs(self) -> list[list[int]]:
         index = {id(p): i for i, group in self._groups() for p in group["params"]}
-        names = sorted((name, index[id(h.parameter)]) for h in self._held for name in _names(h))
+        names = sorted((name, index[id(h.parameter)]) for h in self._named_parameters for name in _saved_names_of(h))
         return [[group, len(list(run))] for group, run in groupby(number for _, number in names)]
 
     def _groups(self) -> list[tuple[int, dict[str, Any]]]:
         return list(enumerate(self._optimizer.param_groups))
 
-    def _group(self, index: int, group: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def _plain_group(self, index: int, group: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         plain = {key: value for key, value in group.items() if key != "params"}
         path = f"{self.name}/{GROUPS}/{index}"
-        tree: dict[str, Any] = extract_tensors(plain, path, tensors, self._facts_alone(f"groups/{index}"))
+        tree: dict[str, Any] = extract_tensors(plain, path, tensors, self._facts_finder(f"groups/{index}"))
         return tree
 
     def _group_tensors(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         for index, group in self._groups():
             if not all(type(value) in _SIMPLE for key, value in group.items() if key != "params"):
-                self._group(index, group, tensors)
+                self._plain_group(index, group, tensors)
         return tensors
 
 
-_WAY_OUT = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"
+_REMEDY = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"
 
 
 def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
-    """The optimizer that has the state, and the parameters whose state is here (None: all).
+    """Returns the optimizer that has the state, and the ids of parameters with state on this rank (None: all).
 
     torch's ZeroRedundancyOptimizer gives each rank the state of some parameters.
     """
-    owners: Any = getattr(optimizer, "_param_to_rank", None)
+    rank_by_parameter: Any = getattr(optimizer, "_param_to_rank", None)
     inner = getattr(optimizer, "optim", None)
-    if owners is None or not isinstance(inner, torch.optim.Optimizer):
+    if rank_by_parameter is None or not isinstance(inner, torch.optim.Optimizer):
         return optimizer, None
     own_rank = optimizer.rank  # type: ignore[attr-defined]  # ZeroRedundancyOptimizer's
-    return inner, frozenset(id(p) for p, rank in owners.items() if rank == own_rank)
+    return inner, frozenset(id(p) for p, rank in rank_by_parameter.items() if rank == own_rank)
 
 
-def _everywhere(held: OptimizerParameter, replicas: Replicas, where: tuple[int, int]) -> bool:
-    if held.flat is not None or is_checkpointable_tensor(held.parameter):
+def _is_on_every_rank(
+    named_parameter: OptimizerParameter, replicas: Replicas, rank_and_world_size: tuple[int, int]
+) -> bool:
+    if named_parameter.flat is not None or is_checkpointable_tensor(named_parameter.parameter):
         return False
-    if is_dtensor(held.parameter):
-        return grid_of_dtensor(held.parameter, where[0]).count == where[1]
-    told = replicas.of(held.name)
-    return told is None or told.count == where[1]
+    if is_dtensor(named_parameter.parameter):
+        return grid_of_dtensor(named_parameter.parameter, rank_and_world_size[0]).count == rank_and_world_size[1]
+    grid = replicas.of(named_parameter.name)
+    return grid is None or grid.count == rank_and_world_size[1]
 
 
-def _names(held: OptimizerParameter) -> list[str]:
-    return [held.name] if held.flat is None else [r.name for r in held.flat.ranges]
+def _saved_names_of(named_parameter: OptimizerParameter) -> list[str]:
+    return [named_parameter.name] if named_parameter.flat is None else [r.name for r in named_parameter.flat.ranges]

@@ -1,6 +1,6 @@
 """Collects all of a program's state on this rank and restores it.
 
-Built by `checkpointer` from what the user named; knows nothing of slots, steps' schedules or tiers.
+`checkpointer` builds it from the objects that the user named. It does not depend on slots, save schedules or tiers.
 """
 
 from __future__ import annotations
@@ -38,57 +38,60 @@ class ProgramPart(Protocol):
 
     @property
     def is_on_every_rank(self) -> bool:
-        """Whether every rank of the job has all of it (not so under pipeline parallelism)."""
+        """Whether every rank of the job has all of the object; False under pipeline parallelism."""
         ...
 
     def entries(self) -> Iterator[Entry]:
-        """Its live tensors."""
+        """Yields the object's live tensors."""
         ...
 
     def values(self) -> Any:
-        """The object's plain values."""
+        """Returns the object's plain values."""
         ...
 
     def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
-        """Makes what a restore is to fill."""
+        """Builds the tensors that a restore will fill."""
         ...
 
     def targets(self) -> Iterator[Entry]:
-        """Entries to fill; valid between `prepare` and `apply`."""
+        """Yields the entries to fill; valid between `prepare` and `apply`."""
         ...
 
     def apply(self, values: Any) -> None:
-        """Takes over what was filled, and the plain values."""
+        """Puts the filled tensors and the plain values into the object."""
         ...
 
     def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the restored state aside and compares it; changes nothing.
 
-        Raises StateNotRestorable that names the first key which would not come back as it is.
+        Raises StateNotRestorable with the first key that a restore would change.
         """
         ...
 
 
 class Program:
-    """Everything named to Checkpointer, on one rank of a world."""
+    """Saves and restores all objects given to Checkpointer, on one rank."""
 
     def __init__(
         self,
         objects: Mapping[str, Any],
-        where: tuple[int, int],
+        rank_and_world_size: tuple[int, int],
         local: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
         anew: tuple[str, ...] = (),
     ) -> None:
-        """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
-        rank, world = where
-        self._rank, self._world_size, self._local, self._seed = rank, world, local, seed
+        """Sorts the objects into modules, optimizers and others.
+
+        `replicas`: which ranks have the same tensors, if not all of them have.
+        """
+        rank, world_size = rank_and_world_size
+        self._rank, self._world_size, self._local, self._seed = rank, world_size, local, seed
         self.suspect = self._same_world_size = False
-        """Whether the last step's loss was no number, or out of its band: what is saved of it says so."""
-        self.recent: Mapping[str, Any] = {}  # losses and gradient norms, by which a restart goes on judging
-        self.anomalies = NO_ANOMALIES  # the newest odd steps: a restart may come before anybody heard of them
-        self._restoring: list[tuple[ProgramPart, Any]] = []
+        """Whether the last step's loss was an anomaly: NaN, infinite or a spike. The save records it."""
+        self.recent: Mapping[str, Any] = {}  # losses and gradient norms, so that a restart keeps its baseline
+        self.anomalies = NO_ANOMALIES  # the newest loss anomalies: a restart may come before they are reported
+        self._values_by_part: list[tuple[ProgramPart, Any]] = []
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
         if unknown:
@@ -96,62 +99,69 @@ class Program:
                 f"{'anew' if unknown[0] in anew else 'local'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
             )
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
-        lazy = self._optimized()
-        same = Replicas(replicas, rank)
+        lazy_ids = self._optimized_ids()
+        same_tensors = Replicas(replicas, rank)
         self._modules = [
-            ModulePart(name, o, where, lazy, same) for name, o in objects.items() if isinstance(o, torch.nn.Module)
+            ModulePart(name, o, rank_and_world_size, lazy_ids, same_tensors)
+            for name, o in objects.items()
+            if isinstance(o, torch.nn.Module)
         ]
-        self._random_before: tuple[int, dict[str, Any]] = (-2, {})
+        self._generators_after: tuple[int, dict[str, Any]] = (-2, {})
         self._reset_on_resize, self._inlined = anew, dict[str, InlinedTensors]()
         self._optimizer_parts = [
-            OptimizerPart(name, o, where, self._parameters_by_id(), same)
+            OptimizerPart(name, o, rank_and_world_size, self._parameters_by_id(), same_tensors)
             for name, o in objects.items()
             if isinstance(o, torch.optim.Optimizer)
         ]
-        others = []
+        object_parts = []
         for name, subject in objects.items():
             if subject is not None and not isinstance(subject, torch.nn.Module | torch.optim.Optimizer):
                 self._inlined[name] = InlinedTensors(subject, classify_state(name, subject))
-                others.append(ObjectPart(name, subject, where, same, self._inlined[name]))
-        order = {name: number for number, name in enumerate(objects)}
-        rest: list[ProgramPart] = [*self._optimizer_parts, *others]
-        self._parts: list[ProgramPart] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
-        self._proved: Sequence[Entry] | None = None
+                object_parts.append(ObjectPart(name, subject, rank_and_world_size, same_tensors, self._inlined[name]))
+        position_by_name = {name: number for number, name in enumerate(objects)}
+        other_parts: list[ProgramPart] = [*self._optimizer_parts, *object_parts]
+        self._parts: list[ProgramPart] = [
+            *self._modules,
+            *sorted(other_parts, key=lambda part: position_by_name[part.name]),
+        ]
+        shared = (name for name, inlined in self._inlined.items() if inlined.whose == "all")
+        self._watchable = frozenset([*(part.name for part in self._modules), *shared])
+        self._verified_entries: Sequence[Entry] | None = None
         self._targets: list[Entry] = []
         self._converted: list[tuple[Entry, torch.Tensor]] = []
 
     def entries(self) -> list[Entry]:
         """Collects every live tensor under its saved name.
 
-        New tensors are restored aside first. Raises StateNotRestorable for what would not come back.
+        If there are new tensors, a restore is rehearsed first; raises StateNotRestorable for a key that it would change.
         """
         try:
             self._refresh()
-            found = self._owned((part, part.entries()) for part in self._parts)
+            found = self._as_saved((part, part.entries()) for part in self._parts)
         except ConfigurationError as error:
             raise StateNotRestorable(str(error)) from error
-        known = self._proved
-        if known is None or len(found) != len(known) or not all(map(is_, found, known)):
-            if known is None or outlines(found) != outlines(known):
-                self._prove(found)
-            self._proved = found
+        verified = self._verified_entries
+        if verified is None or len(found) != len(verified) or not all(map(is_, found, verified)):
+            if verified is None or outlines(found) != outlines(verified):
+                self._verify_restorable(found)
+            self._verified_entries = found
         return found
 
     def check_restorable(self) -> None:
-        """Restores the program's state aside, even if it was done before.
+        """Rehearses a restore of the program's state, even if that was done before.
 
-        Raises StateNotRestorable that names the object, the key, and what to do.
+        Raises StateNotRestorable with the object, the key, and the remedy.
         """
-        self._proved = None
+        self._verified_entries = None
         self.entries()
 
     def weights(self) -> list[Entry]:
-        """Parameters and buffers of its modules alone: what weights are."""
+        """Returns the entries of the modules' parameters and buffers."""
         return [entry for part in self._parts if isinstance(part, ModulePart) for entry in part.weights()]
 
     def values(self, step: int) -> bytes:
-        """The blob of plain values of this rank at `step`."""
-        parts = self._plain()
+        """Encodes the plain values of this rank at `step`."""
+        parts = self._plain_values()
         body = {
             **({"loss_anomaly": True} if self.suspect else {}),
             "objects": self._ownership_digests(parts),  # first: manifests are made from it without reading the rest
@@ -159,32 +169,57 @@ class Program:
             "world_size": self._world_size,
             "seed": self._seed,
             "parts": parts,
-            "tied": self._tied(),
+            "tied": self._tied_names(),
             **{
-                name: dict(told)
-                for name, told in (("recent", self.recent), ("anomalies", self.anomalies.stored_values))
-                if told
+                name: dict(record)
+                for name, record in (("recent", self.recent), ("anomalies", self.anomalies.stored_values))
+                if record
             },
         }
-        return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
+        return values_blob(
+            {**body, "random": self._generators_after[1]} if self._generators_after[0] == step - 1 else body
+        )
+
+    def shared_values(self) -> dict[str, bytes]:
+        """Encodes the plain values of objects that are no module, optimizer or loader, by name."""
+        shared = {name for name, inlined in self._inlined.items() if inlined.whose == "all"}
+        shared -= {n for n in shared if getattr(self._inlined[n].subject, "elastic", False)}
+        return {part.name: encoded({"": part.values()}) for part in self._parts if part.name in shared}
+
+    def unwatched_tensors(self, max_bytes: int) -> dict[str, torch.Tensor]:
+        """Returns the smallest tensor of each object that no background copy watches, by name, if it has one."""
+        smallest_tensors: dict[str, torch.Tensor] = {}
+        for entry in self._verified_entries or ():
+            name = entry.name.partition("/")[0]
+            if entry.copy_in_background or name not in self._watchable:
+                continue
+            tensor = entry.local_part()
+            limit_bytes = min(max_bytes, smallest_tensors[name].nbytes - 1 if name in smallest_tensors else max_bytes)
+            if 0 < tensor.nbytes <= limit_bytes and not tensor.is_inference():
+                smallest_tensors[name] = tensor
+        return smallest_tensors
+
+    def has_generators_for(self, step: int) -> bool:
+        """Returns whether the save of `step` uses generators stored before it, not their current state."""
+        return self._generators_after[0] == step - 1
 
     def save_generators_for_next(self, step: int) -> None:
-        """Keeps the present generators for the save of step `step` + 1."""
-        self._random_before = step, objects.capture_generators()
+        """Stores the generators' current state for the save of step `step` + 1."""
+        self._generators_after = step, objects.capture_generators()
 
     def divide(self, tied: Collection[str], saved_world: int, states_of: Callable[[str], list[Any]]) -> list[str]:
-        """Divides each rank's own state among a world of another size.
+        """Divides per-rank state for a restore at another world size.
 
-        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.checkpoints.save_state`), `states_of` gives all
-        ranks' states of one. Returns a sentence for each object that begins anew; raises StateMismatch for the first
-        that may not.
+        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.checkpoints.save_state`);
+        `states_of` returns all ranks' states of one object. Returns a sentence for each object that is reset; raises
+        StateMismatch for the first one that may not be.
         """
         resized = f"the checkpoint is of {saved_world} ranks and this world has {self._world_size}"
-        told = []
+        notices = []
         for name, inlined in self._inlined.items():
-            kind, may = type(inlined.subject).__name__, name in self._reset_on_resize
-            if may or (inlined.whose != "own" and self._is_named_local(name)):
-                told.append(f"{name} ({kind}) begins anew as the program built it: {resized}")
+            kind, may_reset = type(inlined.subject).__name__, name in self._reset_on_resize
+            if may_reset or (inlined.whose != "own" and self._is_named_local(name)):
+                notices.append(f"{name} ({kind}) begins anew as the program built it: {resized}")
             elif inlined.whose == "divided":
                 inlined.load_state_dicts(states_of(name), self._rank, self._world_size)
             elif inlined.whose == "own":
@@ -199,7 +234,7 @@ class Program:
                     f" not known. Train with {saved_world} ranks, make them equal before step(), or let it begin anew with"
                     f" Checkpointer(anew=({name!r},))"
                 )
-        return told
+        return notices
 
     def prepare(
         self,
@@ -208,104 +243,111 @@ class Program:
         saved: Mapping[str, SavedTensor],
         fit: AllowedDifferences = AllowedDifferences(),  # noqa: B008  # it is frozen
     ) -> list[str]:
-        """Builds targets for what a checkpoint has.
+        """Builds the targets for a checkpoint's tensors.
 
-        `shared` are the lowest rank's values; `own` this rank's of a world of the same size, else None. Returns a
-        sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
+        `shared` are the lowest rank's values; `own` are this rank's if the world size is unchanged, else None. Returns
+        a sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
         """
-        self._restoring, told = [], list[str]()
+        self._values_by_part, notices = [], list[str]()
         self._same_world_size = (
             own is not None and own["world_size"] == self._world_size and not own.get("weights_only")
         )
-        standing = {entry.name: entry for entry in self.weights()}
+        weights_by_name = {entry.name: entry for entry in self.weights()}
         for part in self._parts:
             if part.name not in shared["parts"] and (fit.may_differ(part.name) or shared.get("weights_only")):
-                why = "which has weights alone" if shared.get("weights_only") else "where it may be missing"
-                told.append(f"{part.name} is not in the checkpoint, {why}: it begins as the program built it")
+                reason = "which has weights alone" if shared.get("weights_only") else "where it may be missing"
+                notices.append(f"{part.name} is not in the checkpoint, {reason}: it begins as the program built it")
                 continue
             values = self._values_for(part, shared, own)
             if values is _ABSENT:
                 continue
-            mine = saved
+            part_saved = saved
             if self._is_local(part.name):
                 prefix = local_name(self._rank, "")
-                mine = {n.removeprefix(prefix): what for n, what in saved.items() if n.startswith(prefix)}
+                part_saved = {n.removeprefix(prefix): what for n, what in saved.items() if n.startswith(prefix)}
             try:
                 if isinstance(part, OptimizerPart):
-                    values, mine, more = part.fitted(values, mine, standing, fit)
-                    told += more
-                part.prepare(values, mine)
+                    values, part_saved, part_notices = part.fitted(values, part_saved, weights_by_name, fit)
+                    notices += part_notices
+                part.prepare(values, part_saved)
             except StateMismatch as problem:
                 if isinstance(part, ModulePart) or not fit.may_differ(part.name):
                     raise
-                told.append(f"{problem}: {part.name} begins as the program built it")
+                notices.append(f"{problem}: {part.name} begins as the program built it")
                 continue
-            self._restoring.append((part, values))
-        self._lacking(shared, fit, told)
-        self._fit_targets(saved, fit, told)
-        return told
+            self._values_by_part.append((part, values))
+        self._reject_ungiven(shared, fit, notices)
+        self._fit_targets(saved, fit, notices)
+        return notices
 
     def prepare_weights(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences) -> list[str]:
-        """Builds targets for modules' own tensors alone; returns as `prepare` does."""
-        told = list[str]()
-        self._restoring = []
-        self._targets, self._converted = self._fitting(self.weights(), saved, fit, told)
-        return told
+        """Builds targets for the modules' weights alone; returns sentences as `prepare` does."""
+        notices = list[str]()
+        self._values_by_part = []
+        self._targets, self._converted = self._select_targets(self.weights(), saved, fit, notices)
+        return notices
 
     def targets(self) -> list[Entry]:
-        """Entries to fill, after `prepare`."""
+        """Returns the entries to fill, after `prepare`."""
         return self._targets
 
     def convert(self) -> None:
-        """Copies what was read in another precision; `apply` does it too."""
+        """Copies tensors that were read in another precision into the program's; `apply` does it too."""
         with torch.no_grad():
-            for entry, read in self._converted:
-                entry.local_part().copy_(read)
+            for entry, buffer in self._converted:
+                entry.local_part().copy_(buffer)
         self._converted = []
 
-    def _lacking(self, shared: Mapping[str, Any], fit: AllowedDifferences, told: list[str]) -> None:
+    def _reject_ungiven(self, shared: Mapping[str, Any], fit: AllowedDifferences, notices: list[str]) -> None:
         for name in sorted(set(shared["parts"]) - {part.name for part in self._parts}):
             if not fit.may_differ(name):
                 raise StateMismatch(
                     f"the checkpoint has {name!r}, which was not given to Checkpointer: give it too, or leave it out with"
                     f" restore(optional=({name!r},))"
                 )
-            told.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
+            notices.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
 
-    def _fit_targets(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences, told: list[str]) -> None:
-        found = self._owned((part, part.targets()) for part, _ in self._restoring)
+    def _fit_targets(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences, notices: list[str]) -> None:
+        entries = self._as_saved((part, part.targets()) for part, _ in self._values_by_part)
         if not self._same_world_size:
-            found = [entry for entry in found if entry.sharing != "local"]
-        self._targets, self._converted = self._fitting(found, saved, fit, told)
+            entries = [entry for entry in entries if entry.sharing != "local"]
+        self._targets, self._converted = self._select_targets(entries, saved, fit, notices)
         if not all(part.is_on_every_rank for part in self._parts):
             return
-        known, tied = {entry.name for entry in found}, self._tied()
-        whole = {part.name for part, _ in self._restoring}
+        target_names, tied = {entry.name for entry in entries}, self._tied_names()
+        restored_parts = {part.name for part, _ in self._values_by_part}
         for name in saved:
-            if name in known or name in tied or name.startswith("local/") or name.partition("/")[0] not in whole:
+            if (
+                name in target_names
+                or name in tied
+                or name.startswith("local/")
+                or name.partition("/")[0] not in restored_parts
+            ):
                 continue
             if not self._may_be_left_out(name, fit):
                 raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")
-            told.append(f"the checkpoint has {name}, which this program lacks: it is left out")
+            notices.append(f"the checkpoint has {name}, which this program lacks: it is left out")
 
     def _may_be_left_out(self, name: str, fit: AllowedDifferences) -> bool:
-        """Whether a tensor may be left out: by its own name, or as state of a parameter that may differ."""
+        """Returns whether a tensor may be left out, by its own name or as state of a parameter that may differ."""
         return fit.may_differ(name) or fit.may_differ(name.partition("/")[2].rpartition("/")[0])
 
-    def _fitting(
-        self, entries: Sequence[Entry], saved: Mapping[str, SavedTensor], fit: AllowedDifferences, told: list[str]
+    def _select_targets(
+        self, entries: Sequence[Entry], saved: Mapping[str, SavedTensor], fit: AllowedDifferences, notices: list[str]
     ) -> tuple[list[Entry], list[tuple[Entry, torch.Tensor]]]:
-        """Selects what can be filled, and what of it is read aside first, in the precision that it was saved in."""
+        """Selects the entries to fill, and pairs those of another precision with a buffer to read into first."""
         targets: list[Entry] = []
         converted: list[tuple[Entry, torch.Tensor]] = []
         for entry in entries:
-            what = saved.get(entry.name)
-            if problem := fit.misfit(entry, what):
-                told.append(problem)
-            elif what is not None and what.dtype != entry.dtype:
-                read = torch.empty(entry.location.box.lengths, dtype=dtype_from_name(what.dtype), device="cpu")
-                targets.append(Entry(entry.name, read, what.dtype, entry.location, entry.sharing))
-                converted.append((entry, read))
+            saved_tensor = saved.get(entry.name)
+            if problem := fit.misfit(entry, saved_tensor):
+                notices.append(problem)
+            elif saved_tensor is not None and saved_tensor.dtype != entry.dtype:
+                buffer = torch.empty(
+                    entry.location.box.lengths, dtype=dtype_from_name(saved_tensor.dtype), device="cpu"
+                )
+                targets.append(Entry(entry.name, buffer, saved_tensor.dtype, entry.location, entry.sharing))
+                converted.append((entry, buffer))
             else:
                 targets.append(entry)
         return targets, converted
@@ -313,59 +355,59 @@ class Program:
     def apply(self, step: int, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
         """Restores the objects; the generators last, since loading may draw from them."""
         self.convert()
-        for part, values in self._restoring:
+        for part, values in self._values_by_part:
             part.apply(values)
-        self._restoring, self._targets = [], []
+        self._values_by_part, self._targets = [], []
         if own is not None and self._same_world_size:
             objects.restore_generators(own["random"])
         else:
             objects.seed_generators(int(shared["seed"]), self._rank, step)
 
     def _ownership_digests(self, parts: Mapping[str, Any]) -> dict[str, str]:
-        """Of each object what all ranks should have alike, or that each has its own; nothing of what may begin anew."""
-        told = {}
+        """Returns a digest for each shared object and a marker for each per-rank one; objects to reset are left out."""
+        digests = {}
         for name, inlined in self._inlined.items():
             if name in self._reset_on_resize or inlined.whose == "divided":
                 continue
             if inlined.whose == "own":
-                told[name] = OWN_STATE
+                digests[name] = OWN_STATE
             elif not self._is_named_local(name):
-                told[name] = value_digest(encoded({f"parts.{name}": parts[name]}))
-        return told
+                digests[name] = value_digest(encoded({f"parts.{name}": parts[name]}))
+        return digests
 
-    def _optimized(self) -> frozenset[int]:
+    def _optimized_ids(self) -> frozenset[int]:
         return frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
 
     def _parameters_by_id(self) -> dict[int, OptimizerParameter]:
         return {id(h.parameter): h for m in reversed(self._modules) for h in m.optimizer_parameters()}
 
-    def _tied(self) -> dict[str, str]:
-        return {other: own for m in self._modules for other, own in m.other_names.items()}
+    def _tied_names(self) -> dict[str, str]:
+        return {other_name: saved_name for m in self._modules for other_name, saved_name in m.other_names.items()}
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain_values(self) -> dict[str, Any]:
         return {part.name: part.values() for part in self._parts}
 
     def _refresh(self) -> None:
-        """Takes groups and parameters that were added or replaced since the last save."""
+        """Collects groups and parameters that were added or replaced since the last save."""
         stale = [part for part in self._modules if part.is_stale()]
         if stale or any(part.is_stale() for part in self._optimizer_parts):
-            lazy = self._optimized()
+            lazy_ids = self._optimized_ids()
             for module in self._modules:
-                module.refresh(lazy)
-            held = self._parameters_by_id()
+                module.refresh(lazy_ids)
+            parameters_by_id = self._parameters_by_id()
             for optimizer in self._optimizer_parts:
-                optimizer.refresh(held)
+                optimizer.refresh(parameters_by_id)
 
-    def _prove(self, entries: Sequence[Entry]) -> None:
-        text = encoded({"parts": self._plain()})
-        back = read_values(text)
-        if encoded(back) != text:
+    def _verify_restorable(self, entries: Sequence[Entry]) -> None:
+        encoded_values = encoded({"parts": self._plain_values()})
+        decoded_values = read_values(encoded_values)
+        if encoded(decoded_values) != encoded_values:
             raise StateNotRestorable("plain values of the program come back as others: that is a fault of surefoot")
         prefix = local_name(self._rank, "")
         saved = {e.name.removeprefix(prefix): SavedTensor(e.dtype, e.location.shape) for e in entries}
         for part in self._parts:
             try:
-                part.check_restorable(back["parts"][part.name], saved)
+                part.check_restorable(decoded_values["parts"][part.name], saved)
             except StateMismatch as problem:
                 raise StateNotRestorable(f"what {part.name} holds could not be restored: {problem}") from problem
 
@@ -373,7 +415,7 @@ class Program:
         if part.name in self._inlined and own is not None and self._same_world_size:
             shared = {"parts": self._inlined[part.name].own_parts(part.name, own["parts"], shared["parts"])}
         elif self._is_local(part.name) or part.name in self._reset_on_resize:
-            return _ABSENT  # divided before, or begins anew
+            return _ABSENT  # `divide` has restored or reset it
         if part.name not in shared["parts"]:
             raise StateMismatch(
                 f"the checkpoint has no {part.name!r}: it was not given to Checkpointer when it was saved; let it begin as"
@@ -381,14 +423,16 @@ class Program:
             )
         return shared["parts"][part.name]
 
-    def _owned(self, parts: Iterable[tuple[ProgramPart, Iterator[Entry]]]) -> list[Entry]:
-        """All entries, those that are this rank's own affair under its own names."""
-        found: list[Entry] = []
+    def _as_saved(self, parts: Iterable[tuple[ProgramPart, Iterator[Entry]]]) -> list[Entry]:
+        """Collects all entries, with per-rank ones renamed."""
+        saved_entries: list[Entry] = []
         for part, entries in parts:
-            found += map(self._own, entries) if self._local or part.name in self._inlined else entries
-        return found
+            saved_entries += (
+                map(self._rename_if_per_rank, entries) if self._local or part.name in self._inlined else entries
+            )
+        return saved_entries
 
-    def _own(self, entry: Entry) -> Entry:
+    def _rename_if_per_rank(self, entry: Entry) -> Entry:
         if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
             if entry.window is not None:
                 raise ConfigurationError(

@@ -1,7 +1,7 @@
 """Plans which parts of tensors this rank saves, and where.
 
-Once per structure. Every rank computes its own part alone; together they cover each tensor once. Used by
-`checkpointer`.
+A plan is computed once per structure of the state. Every rank computes its own part alone; together the parts cover
+each tensor once. Used by `checkpointer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.state.entries import Entry
 class PieceRange:
     """Locates one piece in the stream, bytes `start` to `stop`.
 
-    `within` is its box relative to the corner of its entry.
+    `entry` is the entry's index; `within` is the piece's box relative to the corner of that entry.
     """
 
     name: str
@@ -36,7 +36,7 @@ class PieceRange:
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """A layout with its record and name, and the portions to copy."""
+    """Contains a layout, its JSON and digest, and the pieces to copy."""
 
     structure: tuple[object, ...]
     layout: Layout
@@ -46,60 +46,66 @@ class SavePlan:
 
 
 def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
-    """Equal for equal plans; cheap enough to ask at every save."""
-    return tuple(tuple(map(attrgetter(asked), entries)) for asked in ("name", "dtype", "location", "sharing"))
+    """Returns a key that is equal for equal plans, cheap enough to compute at every save."""
+    return tuple(tuple(map(attrgetter(attribute), entries)) for attribute in ("name", "dtype", "location", "sharing"))
 
 
 def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
-    """The plan of `rank`."""
-    mine = saved_boxes([entry.held_box() for entry in entries], rank)
-    parts = tensor_parts(entries, mine)
+    """Computes the plan of `rank`."""
+    own_boxes = saved_boxes([entry.held_box() for entry in entries], rank)
+    parts = tensor_parts(entries, own_boxes)
     layout = build_layout(parts, spread_of(entries))
-    source = {(entries[number].name, box.offsets, box.lengths): number for number, box in mine}
+    entry_by_box = {
+        (entries[entry_number].name, box.offsets, box.lengths): entry_number for entry_number, box in own_boxes
+    }
     portions = []
-    alike: dict[tuple[tuple[int, ...], ...], Box] = {}  # a model has many tensors of one shape
+    boxes_within_entries: dict[tuple[tuple[int, ...], ...], Box] = {}  # a model has many tensors of one shape
     for tensor in layout.tensors:
         for piece in tensor.pieces:
             size = prod(piece.lengths) * itemsize(tensor.dtype)
-            number = source[tensor.name, piece.offsets, piece.lengths]
-            corner = entries[number].location.box.offsets
-            within = alike.get((piece.offsets, piece.lengths, corner))
+            entry_number = entry_by_box[tensor.name, piece.offsets, piece.lengths]
+            corner = entries[entry_number].location.box.offsets
+            within = boxes_within_entries.get((piece.offsets, piece.lengths, corner))
             if within is None:
                 within = Box(piece.offsets, piece.lengths).relative_to(corner)
-                alike[piece.offsets, piece.lengths, corner] = within
+                boxes_within_entries[piece.offsets, piece.lengths, corner] = within
             stop = piece.stream_offset + size
-            portions.append(PieceRange(tensor.name, number, within, piece.tile, piece.stream_offset, stop))
-    text = layout.to_json()
-    return SavePlan(structure_of(entries), layout, text, layout_digest(text), tuple(portions))
+            portions.append(PieceRange(tensor.name, entry_number, within, piece.tile, piece.stream_offset, stop))
+    layout_json = layout.to_json()
+    return SavePlan(structure_of(entries), layout, layout_json, layout_digest(layout_json), tuple(portions))
 
 
-def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> list[TensorParts]:
+def tensor_parts(entries: Sequence[Entry], own_boxes: Sequence[tuple[int, Box]]) -> list[TensorParts]:
     """Lists each tensor once, with the boxes that this rank saves, sorted."""
     boxes: dict[str, list[Box]] = defaultdict(list)
-    for number, box in mine:
-        boxes[entries[number].name].append(box)
-    found = {}
+    for entry_number, box in own_boxes:
+        boxes[entries[entry_number].name].append(box)
+    parts_by_name = {}
     for entry in entries:
-        if entry.name not in found:
-            kept = tuple(sorted(boxes[entry.name], key=lambda b: b.offsets))
-            found[entry.name] = TensorParts(entry.name, entry.dtype, entry.location.shape, kept)
-    return list(found.values())
+        if entry.name not in parts_by_name:
+            sorted_boxes = tuple(sorted(boxes[entry.name], key=lambda b: b.offsets))
+            parts_by_name[entry.name] = TensorParts(entry.name, entry.dtype, entry.location.shape, sorted_boxes)
+    return list(parts_by_name.values())
 
 
 def spread_of(entries: Sequence[Entry]) -> Spread | None:
     """Collects the sharding rules of all entries.
 
-    None if some tensor has no rule (flat parameters).
+    Returns None if some tensor has no rule (flat parameters).
     """
     rules: dict[SpreadRule, int] = {}
-    of: dict[str, int] = {}
-    lowest = set()
+    rule_numbers: dict[str, int] = {}
+    lowest_rank_names = set()
     for entry in entries:
         if entry.location.rule is None:
             return None
         if entry.sharing == "lowest":
-            lowest.add(entry.name)
+            lowest_rank_names.add(entry.name)
         rule = spread_rule(entry.location.rule)
-        of[entry.name] = OWN if entry.sharing == "local" else rules.setdefault(rule, len(rules))
-    names = sorted(of)
-    return Spread(tuple(rules), tuple(of[n] for n in names), tuple(i for i, n in enumerate(names) if n in lowest))
+        rule_numbers[entry.name] = OWN if entry.sharing == "local" else rules.setdefault(rule, len(rules))
+    names = sorted(rule_numbers)
+    return Spread(
+        tuple(rules),
+        tuple(rule_numbers[n] for n in names),
+        tuple(i for i, n in enumerate(names) if n in lowest_rank_names),
+    )

@@ -1,8 +1,8 @@
 """Builds saved tensors that the program lacks: plain, DTensor, or subclass.
 
-What a name, a type and a shape do not say of a tensor is written down as its facts when it is saved (`facts_of`), and
-read when it is built. So a state that can be described can be brought back, and what cannot be described is refused
-while the program that made it is still running. Used by the parts of a program.
+A save records as a tensor's facts whatever its name, type and shape do not describe (`facts_of`); building it reads
+them. State that can be described can be restored. State that cannot is rejected while the program that created it is
+still running. Used by the parts of a program.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from surefoot.state.entries import SavedTensor, dtype_from_name, escaped, is_dte
 from surefoot.state.tensor_locations import classify_inner_split, inner_parts, is_checkpointable_tensor, rule_of
 
 # ---- trees -----------------------------------------------------------------------------------------------------------
-# Flattens nested state into tensors and plain values, and unflattens it. Tensors are replaced by marks that name them,
-# so that the structure can travel as plain values and the tensors as tensors. Used by the parts.
+# Flattens nested state into tensors and plain values, and unflattens it. Placeholders with the tensors' names take
+# their place, so that the structure is saved as plain values and the tensors as tensors. Used by the parts.
 
 Facts = Mapping[str, Any]
-"""What building a tensor needs beside its name, type and shape (`tensor_building`)."""
+"""Properties needed to build a tensor in addition to its name, type and shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlaceholder:
-    """Stands where a tensor belongs."""
+    """Marks the place of a tensor in a tree of plain values."""
 
     name: str
     facts: Facts | None = None
@@ -48,9 +48,9 @@ def extract_tensors(
     facts_of: Callable[[torch.Tensor], Facts | None] = lambda _: None,
     join: Callable[[str, Any], str] = lambda path, key: f"{path}/{escaped(key)}",
 ) -> Any:
-    """Replaces a tree's tensors by marks and collects them by path.
+    """Replaces a tree's tensors by placeholders and collects the tensors by path.
 
-    `join` makes a path from the one above and a key.
+    `join` combines the parent's path and a key.
     """
     if isinstance(tree, torch.Tensor):
         tensors[path] = tree
@@ -61,100 +61,104 @@ def extract_tensors(
 
 
 def insert_tensors(tree: Any, tensor_of: Callable[[str], torch.Tensor], live: Any = _NOTHING, path: str = "") -> Any:
-    """Replaces marks by tensors, and objects saved by name by `live`'s."""
+    """Replaces placeholders by tensors, and objects saved by name by those in `live`."""
     if isinstance(tree, TensorPlaceholder):
         return tensor_of(tree.name)
     if isinstance(tree, NamedObject):
-        return _same_object(tree, live, path)
+        return _resolve_object(tree, live, path)
     return values.map_container(
-        tree, lambda key, v: insert_tensors(v, tensor_of, _value_at(live, key), f"{path}/{key}")
+        tree, lambda key, v: insert_tensors(v, tensor_of, _child_at(live, key), f"{path}/{key}")
     )
 
 
-def _value_at(live: Any, key: Any) -> Any:
+def _child_at(live: Any, key: Any) -> Any:
     try:
         return live[key] if isinstance(live, Mapping | list | tuple) else getattr(live, str(key), _NOTHING)
     except (KeyError, IndexError, TypeError):
         return _NOTHING
 
 
-def _same_object(saved: NamedObject, live: Any, path: str) -> Any:
-    here = "nothing" if live is _NOTHING else repr(live)
+def _resolve_object(saved: NamedObject, live: Any, path: str) -> Any:
+    live_text = "nothing" if live is _NOTHING else repr(live)
     if live is not _NOTHING and values.is_nameable(live) and values.name_of(live) == saved:
         return live
     raise StateMismatch(
-        f"{path} is {saved} in the checkpoint and {here} here: classes and functions are never taken from a checkpoint,"
+        f"{path} is {saved} in the checkpoint and {live_text} here: classes and functions are never taken from a checkpoint,"
         " so build the program with the same one in its place"
     )
 
 
 def marks(tree: Any) -> list[TensorPlaceholder]:
-    """The marks in a tree, in its order."""
-    found: list[TensorPlaceholder] = []
+    """Lists the placeholders in a tree, in its order."""
+    placeholders: list[TensorPlaceholder] = []
 
-    def note(_: Any, value: Any) -> Any:
+    def collect(_: Any, value: Any) -> Any:
         if isinstance(value, TensorPlaceholder):
-            found.append(value)
+            placeholders.append(value)
         else:
-            values.map_container(value, note)
+            values.map_container(value, collect)
         return None
 
-    note(None, tree)
-    return found
+    collect(None, tree)
+    return placeholders
 
 
 def marked(tree: Any) -> list[str]:
-    """Names of the tensors that belong into a tree."""
+    """Lists the names of a tree's tensors."""
     return [mark.name for mark in marks(tree)]
 
 
 def has_named_objects(tree: Any) -> bool:
-    """Whether something in it was saved by its name alone."""
-    found: list[Any] = []
+    """Returns whether a tree has a class or function that was saved by its name alone."""
+    named_objects: list[Any] = []
 
-    def note(_: Any, value: Any) -> Any:
+    def collect(_: Any, value: Any) -> Any:
         if isinstance(value, NamedObject):
-            found.append(value)
+            named_objects.append(value)
         elif not isinstance(value, TensorPlaceholder):
-            values.map_container(value, note)
+            values.map_container(value, collect)
         return None
 
-    note(None, tree)
-    return bool(found)
+    collect(None, tree)
+    return bool(named_objects)
 
 
 def first_difference(saved: Any, live: Any, path: str = "") -> str | None:
-    """Describes the first difference in keys or kinds; None without one.
+    """Describes the first difference in keys, types or shapes; None without one.
 
-    A sentence's subject and verb. Values may differ.
+    Values may differ. The text is the subject and verb of a sentence that the caller completes.
     """
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
-        a, b = (torch.Tensor if isinstance(t, torch.nn.Parameter) else type(t) for t in (saved, live))
-        if a is not b:
-            return f"{path} would come back as {a.__name__} where {b.__name__} was"
+        saved_class, live_class = (
+            torch.Tensor if isinstance(t, torch.nn.Parameter) else type(t) for t in (saved, live)
+        )
+        if saved_class is not live_class:
+            return f"{path} would come back as {saved_class.__name__} where {live_class.__name__} was"
         if (saved.dtype, saved.shape) != (live.dtype, live.shape):
             return f"{path} would come back as {saved.dtype} {tuple(saved.shape)}, not {live.dtype} {tuple(live.shape)}"
         return None
     if type(saved) is not type(live):
         return f"{path} would come back as {type(saved).__name__}, not {type(live).__name__}"
-    ours, theirs = _children(saved), _children(live)
-    for key in [*theirs, *ours]:
-        if key not in ours or key not in theirs:
-            return f"{path}/{key} would {'not come back' if key not in ours else 'come back, and is not there'}"
-        if found := first_difference(ours[key], theirs[key], f"{path}/{key}"):
-            return found
+    saved_children, live_children = _children_by_key(saved), _children_by_key(live)
+    for key in [*live_children, *saved_children]:
+        if key not in saved_children or key not in live_children:
+            return (
+                f"{path}/{key} would {'not come back' if key not in saved_children else 'come back, and is not there'}"
+            )
+        if difference := first_difference(saved_children[key], live_children[key], f"{path}/{key}"):
+            return difference
     return None
 
 
-def _children(tree: Any) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+def _children_by_key(tree: Any) -> dict[Any, Any]:
+    children: dict[Any, Any] = {}
 
-    def note(key: Any, value: Any) -> Any:
-        found[key] = value
+    def collect(key: Any, value: Any) -> Any:
+        children[key] = value
         return value
 
-    values.map_container(tree, note)
-    return found
+    values.map_container(tree, collect)
+    return children
 
 
 # ---- tensor building -------------------------------------------------------------------------------------------------
@@ -162,9 +166,9 @@ def _children(tree: Any) -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BuildLocation:
-    """Says where a built tensor goes: beside `parameter`, or on the host.
+    """Determines the device of a built tensor: that of `parameter`, or the host.
 
-    `scratch`: as a meta tensor without memory, to be compared and thrown away.
+    `scratch`: a meta tensor without memory, to be compared and discarded.
     """
 
     rank: int
@@ -172,99 +176,103 @@ class BuildLocation:
     scratch: bool = False
 
     def device(self, kind: str | None) -> torch.device:
-        """The device to build on for a saved device kind; None: host."""
+        """Returns the device to build on for a saved device type; None: the host."""
         if self.scratch:
             return torch.device("meta")
         if kind is None:
             return torch.device("cpu")
         if self.parameter is not None and self.parameter.device.type != "cpu":
             return self.parameter.device
-        return torch.device(kind) if _has(kind) else torch.device("cpu")
+        return torch.device(kind) if _is_available(kind) else torch.device("cpu")
 
 
-def _has(kind: str) -> bool:
+def _is_available(kind: str) -> bool:
     module = getattr(torch, kind, None)
     return bool(module is not None and hasattr(module, "is_available") and module.is_available())
 
 
 def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Facts | None:
-    """Describes what building a tensor needs beyond name, type and shape.
+    """Describes the properties needed to build a tensor beyond name, type and shape.
 
-    None if those suffice. Raises StateNotRestorable for what differs between ranks in a way that nothing describes.
+    None if those suffice. Raises StateNotRestorable if the tensor may differ between ranks without a description.
     """
     if type(tensor) in PLAIN_CLASSES and (parameter is None or not is_dtensor(parameter)):
         return None if tensor.device.type == "cpu" else {"device": tensor.device.type}
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     local: Any = tensor
     if is_dtensor(tensor):
         local = local._local_tensor
-        if not _as_parameter(tensor, parameter):
-            found["spread"] = _spread(name, tensor, parameter)
+        if not _is_sharded_like(tensor, parameter):
+            facts["spread"] = _describe_sharding(name, tensor, parameter)
     elif parameter is not None and is_dtensor(parameter) and tensor.numel() > 1:
         raise StateNotRestorable(
             f"{name} is a plain tensor of shape {tuple(tensor.shape)} beside a parameter that is spread over ranks, so"
             " each rank may hold another one under this name: keep such state as a DTensor (torch.zeros_like of the"
             " parameter makes one), or use an optimizer that does"
         )
-    if type(local) not in PLAIN_CLASSES and not _of_the_same_kind(local, parameter):
-        found["class"] = _described(name, local, tensor)
-    if found and tensor.device.type != "cpu":
-        found["device"] = tensor.device.type
-    return found or None
+    if type(local) not in PLAIN_CLASSES and not _is_wrapped_like(local, parameter):
+        facts["class"] = _describe_subclass(name, local, tensor)
+    if facts and tensor.device.type != "cpu":
+        facts["device"] = tensor.device.type
+    return facts or None
 
 
-def build(name: str, facts: Facts | None, saved: Mapping[str, SavedTensor], home: BuildLocation) -> torch.Tensor | None:
-    """Builds an unfilled tensor as it was saved, or None."""
+def build(
+    name: str, facts: Facts | None, saved: Mapping[str, SavedTensor], location: BuildLocation
+) -> torch.Tensor | None:
+    """Builds an unfilled tensor as it was saved; None if a part of it was not saved."""
     facts = facts or {}
-    device = home.device(facts.get("device"))
-    spread, described = facts.get("spread"), facts.get("class")
-    rule = _rule_here(name, spread, home)
+    device = location.device(facts.get("device"))
+    sharding, subclass = facts.get("spread"), facts.get("class")
+    rule = _rule_on_mesh(name, sharding, location)
 
     def local_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if rule is None else rule.local_shape(shape, home.rank)
+        return shape if rule is None else rule.local_shape(shape, location.rank)
 
-    local = _build_local(name, described, saved, local_shape, device)
+    local = _build_local(name, subclass, saved, local_shape, device)
     if local is None or rule is None:
         return local
     from torch.distributed.tensor import DTensor
 
-    like: Any = home.parameter
-    shape = torch.Size(spread["shape"] if spread is not None else like.shape)
-    stride = tuple(spread["stride"] if spread is not None else like.stride())
-    placements = like.placements if spread is None else _placements(spread["placements"])
-    return DTensor.from_local(local, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+    parameter: Any = location.parameter
+    shape = torch.Size(sharding["shape"] if sharding is not None else parameter.shape)
+    stride = tuple(sharding["stride"] if sharding is not None else parameter.stride())
+    placements = parameter.placements if sharding is None else _parse_placements(sharding["placements"])
+    return DTensor.from_local(local, parameter.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def built_marks(tree: Any, saved: Mapping[str, SavedTensor], home: BuildLocation) -> dict[str, torch.Tensor]:
-    """Builds an unfilled tensor for each saved mark in a tree."""
-    made = {mark.name: build(mark.name, mark.facts, saved, home) for mark in marks(tree)}
-    return {name: tensor for name, tensor in made.items() if tensor is not None}
+def built_marks(tree: Any, saved: Mapping[str, SavedTensor], location: BuildLocation) -> dict[str, torch.Tensor]:
+    """Builds an unfilled tensor for each placeholder in a tree whose tensor was saved."""
+    tensors = {
+        placeholder.name: build(placeholder.name, placeholder.facts, saved, location) for placeholder in marks(tree)
+    }
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def build_like_parameter(
-    key: str, name: str, what: SavedTensor, home: BuildLocation, dtype: torch.dtype, on_host: bool
+    key: str, name: str, saved_tensor: SavedTensor, location: BuildLocation, dtype: torch.dtype, on_host: bool
 ) -> torch.Tensor:
     """Builds state of a parameter from name, type and shape alone.
 
     Like torch's own optimizers: state of the parameter's shape is sharded like it, other state is plain.
     """
-    parameter = home.parameter
+    parameter = location.parameter
     assert parameter is not None, "state of a parameter"
-    device = torch.device("meta") if home.scratch else parameter.device
-    if what.shape == tuple(parameter.shape):
+    device = torch.device("meta") if location.scratch else parameter.device
+    if saved_tensor.shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False, device=device)
-    if is_checkpointable_tensor(parameter) and what.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
+    if is_checkpointable_tensor(parameter) and saved_tensor.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
         return torch.zeros(parameter.shape, dtype=dtype, device=device)
-    if is_dtensor(parameter) and prod(what.shape) > 1:
+    if is_dtensor(parameter) and prod(saved_tensor.shape) > 1:
         raise StateMismatch(
-            f"{name} has shape {what.shape} in the checkpoint and its sharded parameter {tuple(parameter.shape)}:"
+            f"{name} has shape {saved_tensor.shape} in the checkpoint and its sharded parameter {tuple(parameter.shape)}:"
             f" nothing says how {key!r} is spread over ranks"
         )
-    host = torch.device("meta") if home.scratch else torch.device("cpu")
-    return torch.zeros(what.shape, dtype=dtype, device=host if on_host else device)
+    host = torch.device("meta") if location.scratch else torch.device("cpu")
+    return torch.zeros(saved_tensor.shape, dtype=dtype, device=host if on_host else device)
 
 
-def _as_parameter(tensor: Any, parameter: Any) -> bool:
+def _is_sharded_like(tensor: Any, parameter: Any) -> bool:
     return (
         parameter is not None
         and is_dtensor(parameter)
@@ -274,15 +282,15 @@ def _as_parameter(tensor: Any, parameter: Any) -> bool:
     )
 
 
-def _of_the_same_kind(local: torch.Tensor, parameter: Any) -> bool:
-    """Whether zeros like the parameter are of this class already."""
+def _is_wrapped_like(local: torch.Tensor, parameter: Any) -> bool:
+    """Returns whether zeros_like of the parameter already has the class of `local`."""
     if parameter is None:
         return False
-    own = parameter._local_tensor if is_dtensor(parameter) else parameter
-    return type(own) is type(local) and len(list(inner_parts("", local))) == 1
+    local_parameter = parameter._local_tensor if is_dtensor(parameter) else parameter
+    return type(local_parameter) is type(local) and len(list(inner_parts("", local))) == 1
 
 
-def _spread(name: str, tensor: Any, parameter: Any) -> dict[str, Any]:
+def _describe_sharding(name: str, tensor: Any, parameter: Any) -> dict[str, Any]:
     if parameter is None or not is_dtensor(parameter) or tensor.device_mesh != parameter.device_mesh:
         raise StateNotRestorable(
             f"{name} is a DTensor on {tensor.device_mesh}, which is not the mesh of its parameter: nothing says on which"
@@ -299,99 +307,106 @@ def _spread(name: str, tensor: Any, parameter: Any) -> dict[str, Any]:
     return {"placements": placements, "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
 
-def _placements(said: list[list[Any]]) -> tuple[Any, ...]:
+def _parse_placements(descriptions: list[list[Any]]) -> tuple[Any, ...]:
     module: Any = __import__("torch.distributed.tensor", fromlist=["Shard"])
-    return tuple(module.Replicate() if kind == "replicate" else module.Shard(*at) for kind, *at in said)
+    return tuple(
+        module.Replicate() if kind == "replicate" else module.Shard(*dimension) for kind, *dimension in descriptions
+    )
 
 
-def _rule_here(name: str, spread: Mapping[str, Any] | None, home: BuildLocation) -> ShardingRule | None:
-    """The sharding rule on this program's ranks; None if it is plain."""
-    like: Any = home.parameter
-    if like is None or not is_dtensor(like):
-        if spread is not None:
+def _rule_on_mesh(name: str, sharding: Mapping[str, Any] | None, location: BuildLocation) -> ShardingRule | None:
+    """Returns a tensor's sharding rule on this program's mesh; None for a plain tensor."""
+    parameter: Any = location.parameter
+    if parameter is None or not is_dtensor(parameter):
+        if sharding is not None:
             raise StateMismatch(
                 f"{name} was spread over ranks, and its parameter is not here: shard the model as before"
             )
         return None
-    if spread is None:
-        return rule_of(like, home.rank)
-    placements = _placements(spread["placements"])
-    if len(placements) != like.device_mesh.ndim:
+    if sharding is None:
+        return rule_of(parameter, location.rank)
+    placements = _parse_placements(sharding["placements"])
+    if len(placements) != parameter.device_mesh.ndim:
         raise StateMismatch(
-            f"{name} was spread as {spread['placements']} over a mesh of {len(placements)} dimensions, and its parameter"
-            f" lies on one of {like.device_mesh.ndim} here: use a mesh of as many dimensions, or the old one"
+            f"{name} was spread as {sharding['placements']} over a mesh of {len(placements)} dimensions, and its parameter"
+            f" lies on one of {parameter.device_mesh.ndim} here: use a mesh of as many dimensions, or the old one"
         )
-    return rule_of(like, home.rank, placements)
+    return rule_of(parameter, location.rank, placements)
 
 
-def _described(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
+def _describe_subclass(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
     """Describes a subclass by its class, its inner tensors, and its other attributes."""
-    named = values.name_of(type(local))
-    if named is None:
+    class_name = values.name_of(type(local))
+    if class_name is None:
         raise StateNotRestorable(
             f"{name} is a {type(local).__qualname__}, a class that no module has under that name: define it at the top"
             " of a module"
         )
-    found: dict[str, Any] = {"name": str(named), "size": list(tensor.shape), "local": list(local.shape)}
+    description: dict[str, Any] = {"name": str(class_name), "size": list(tensor.shape), "local": list(local.shape)}
     if not hasattr(local, "__tensor_flatten__"):
-        return found
+        return description
     attributes, context = local.__tensor_flatten__()
-    alone = len(list(inner_parts("", local))) == 1
-    cut = is_dtensor(tensor)
-    how = {
-        a: "alone" if alone else classify_inner_split(local, a, getattr(local, a)) if cut else "whole"
+    has_one_part = len(list(inner_parts("", local))) == 1
+    is_sharded = is_dtensor(tensor)
+    split_by_attribute = {
+        a: "alone" if has_one_part else classify_inner_split(local, a, getattr(local, a)) if is_sharded else "whole"
         for a in attributes
     }
-    deeper = [a for a in attributes if type(getattr(local, a)) not in PLAIN_CLASSES]
-    if deeper:
-        raise StateNotRestorable(f"{name}:{deeper[0]} is a tensor subclass within another: such state cannot be saved")
-    return found | {"inner": [[a, how[a]] for a in attributes], "context": context}
+    nested_attributes = [a for a in attributes if type(getattr(local, a)) not in PLAIN_CLASSES]
+    if nested_attributes:
+        raise StateNotRestorable(
+            f"{name}:{nested_attributes[0]} is a tensor subclass within another: such state cannot be saved"
+        )
+    return description | {"inner": [[a, split_by_attribute[a]] for a in attributes], "context": context}
 
 
 def _build_local(
     name: str,
-    described: Mapping[str, Any] | None,
+    subclass: Mapping[str, Any] | None,
     saved: Mapping[str, SavedTensor],
     local_shape: Callable[[tuple[int, ...]], tuple[int, ...]],
     device: torch.device,
 ) -> torch.Tensor | None:
-    def empty(called: str, cut: bool) -> torch.Tensor:
-        what = saved[called]
+    def empty(saved_name: str, is_cut: bool) -> torch.Tensor:
+        saved_tensor = saved[saved_name]
         return torch.zeros(
-            local_shape(what.shape) if cut else what.shape, dtype=dtype_from_name(what.dtype), device=device
+            local_shape(saved_tensor.shape) if is_cut else saved_tensor.shape,
+            dtype=dtype_from_name(saved_tensor.dtype),
+            device=device,
         )
 
-    if described is None or "inner" not in described:
+    if subclass is None or "inner" not in subclass:
         if name not in saved:
             return None
-        plain = empty(name, cut=True)
-        return plain if described is None else plain.as_subclass(_tensor_class(name, described["name"]))
-    kind: Any = _tensor_class(name, described["name"])
-    inner = dict(described["inner"])
-    names = {a: name if how == "alone" else f"{name}:{a}" for a, how in inner.items()}
-    if any(called not in saved for called in names.values()):
+        plain = empty(name, is_cut=True)
+        return plain if subclass is None else plain.as_subclass(_loaded_class(name, subclass["name"]))
+    tensor_class: Any = _loaded_class(name, subclass["name"])
+    split_by_attribute = dict(subclass["inner"])
+    names = {a: name if split == "alone" else f"{name}:{a}" for a, split in split_by_attribute.items()}
+    if any(saved_name not in saved for saved_name in names.values()):
         return None
-    parts = {a: empty(called, inner[a] != "whole") for a, called in names.items()}
-    parts = {a: part.reshape(-1) if inner[a] == "rows" else part for a, part in parts.items()}
-    size = torch.Size(local_shape(tuple(described["size"])))
-    before = torch.Size(described["local"])
+    parts = {a: empty(saved_name, split_by_attribute[a] != "whole") for a, saved_name in names.items()}
+    parts = {a: part.reshape(-1) if split_by_attribute[a] == "rows" else part for a, part in parts.items()}
+    size = torch.Size(local_shape(tuple(subclass["size"])))
+    saved_local_size = torch.Size(subclass["local"])
     context = values.map_container(
-        described["context"], lambda _, v: size if v == before and type(v) is torch.Size else v
+        subclass["context"], lambda _, v: size if v == saved_local_size and type(v) is torch.Size else v
     )
     stride = torch.empty(size, device="meta").stride()
-    made: torch.Tensor = kind.__tensor_unflatten__(parts, context, size, stride)
-    if made.shape != size:
+    tensor: torch.Tensor = tensor_class.__tensor_unflatten__(parts, context, size, stride)
+    if tensor.shape != size:
         raise StateMismatch(
-            f"{name} comes out as {tuple(made.shape)} where {tuple(size)} belongs: its blocks do not part as its rows do"
+            f"{name} comes out as {tuple(tensor.shape)} where {tuple(size)} belongs: its blocks do not part as its rows do"
             " at this world size; restore at the size it was saved at"
         )
-    return made
+    return tensor
 
 
-def _tensor_class(name: str, text: str) -> type[torch.Tensor]:
-    kind = values.resolve_name(NamedObject(*text.split(":", 1)))
-    if not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
+def _loaded_class(tensor_name: str, class_path: str) -> type[torch.Tensor]:
+    tensor_class = values.resolve_name(NamedObject(*class_path.split(":", 1)))
+    if not (isinstance(tensor_class, type) and issubclass(tensor_class, torch.Tensor)):
         raise StateMismatch(
-            f"{name} is a tensor of class {text} in the checkpoint, which this program has not loaded: import it first"
+            f"{tensor_name} is a tensor of class {class_path} in the checkpoint, which this program has not loaded:"
+            " import it first"
         )
-    return kind
+    return tensor_class

@@ -158,8 +158,8 @@ def read_with_retries(read: Callable[[], B]) -> B:
 
 
 # ---- directory -------------------------------------------------------------------------------------------------------
-# Stores objects in a folder on a disk or a shared file system. Data is on the disk before the manifest that refers to it
-# exists; the manifest is created by a hard link, which is atomic and exclusive, also on NFS. File systems have no
+# Stores objects in a folder on a disk or a shared file system. Data is on the disk before the manifest that refers to
+# it exists; the manifest is created by a hard link, which is atomic and exclusive, also on NFS. File systems have no
 # timeouts: a hung mount hangs the caller, which is never a trainer.
 
 _FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}

@@ -203,9 +203,9 @@ def split_cached_manifests(
 
 
 # ---- record of the newest checkpoint ---------------------------------------------------------------------------------
-# Encodes the record of the newest checkpoint in the persistent tier. Pure; `persistent` reads and writes it. Checkpoints
-# are ordered by generation, then step: a save of a newer generation is newer whatever its step, since that generation
-# continued where the older one ended.
+# Encodes the record of the newest checkpoint in the persistent tier. Pure; `persistent` reads and writes it.
+# Checkpoints are ordered by generation, then step: a save of a newer generation is newer whatever its step, since that
+# generation continued where the older one ended.
 
 
 def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
@@ -253,8 +253,8 @@ def select_newest_manifests(manifests: Iterable[RankManifest]) -> tuple[RankMani
 
 # ---- parts of several chunks -----------------------------------------------------------------------------------------
 # Groups chunks into the parts that the persistent tier stores. Pure; `flush.uploader` uses the same grouping. A part is
-# `PART_CHUNKS` consecutive chunks; the last part of a rank save may have fewer. A request to a bucket costs the same for
-# one chunk as for four, and a few large bodies use a connection better than many small ones.
+# `PART_CHUNKS` consecutive chunks; the last part of a rank save may have fewer. A request to a bucket costs the same
+# for one chunk as for four, and a few large bodies use a connection better than many small ones.
 
 PART_CHUNKS = 4
 """Chunks of a part: up to 16 MiB. Part of the format; see docs/adr/0007."""
@@ -394,8 +394,9 @@ class ObjectNames:
 
 
 # ---- layout records --------------------------------------------------------------------------------------------------
-# Reads and repairs the layout records of an object store. All rank saves of one layout share a record, so its loss would
-# make every checkpoint unreadable. Therefore each save has a copy of its own, from which the shared record is repaired.
+# Reads and repairs the layout records of an object store. All rank saves of one layout share a record, so its loss
+# would make every checkpoint unreadable. Therefore each save has a copy of its own, from which the shared record is
+# repaired.
 
 _MAX_COPIES_TRIED = 3
 """Number of saves whose own copy is tried if the shared record is damaged or missing."""

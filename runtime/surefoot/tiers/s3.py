@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 
 # ---- s3 client -------------------------------------------------------------------------------------------------------
-# Creates clients with timeouts and few attempts that count each request. A tier is opened for each upload and listing, so
-# botocore's description of S3 is cached: parsing it each time took longer than uploading a tenth of a GB.
+# Creates clients with timeouts and few attempts that count each request. A tier is opened for each upload and listing,
+# so botocore's description of S3 is cached: parsing it each time took longer than uploading a tenth of a GB.
 
 
 def create_session() -> Session:

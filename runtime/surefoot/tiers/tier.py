@@ -271,9 +271,9 @@ class SupportsPipelinedReads(Protocol):
 
 
 # ---- verified reads --------------------------------------------------------------------------------------------------
-# Reads parts of a rank save from one copy and verifies them: the layout by its digest, the digest table and the values by
-# the manifest, and every block by the digest table. A mismatch raises Corrupt, which names the part and the tier. Used by
-# uploads and repairs (`uploader`) and by restores.
+# Reads parts of a rank save from one copy and verifies them: the layout by its digest, the digest table and the values
+# by the manifest, and every block by the digest table. A mismatch raises Corrupt, which names the part and the tier.
+# Used by uploads and repairs (`uploader`) and by restores.
 
 
 def read_stream(tier: Tier, manifest: RankManifest) -> Stream:

@@ -145,7 +145,7 @@ def test_an_object_that_divides_states_gets_those_of_all_ranks() -> None:
 
 def test_what_the_first_rank_tells_for_all_comes_back_to_each_at_the_same_size() -> None:
     class Told(Divisible):
-        told_once = ("left",)
+        shared_state_keys = ("left",)
 
         def state_dict(self) -> dict[str, Any]:
             return {**super().state_dict(), "left": self.shard if self.at == 17 else None}

@@ -1,1 +1,1 @@
-"""Says how jobs stand: pure judgements and renderings, one file a command."""
+"""Commands that show one job or change it, and the data that they read."""

@@ -1,6 +1,6 @@
-"""Implements `surefoot describe`, `list`, `nodes` and `timeline`, and what they print.
+"""Implements `surefoot describe`, `list`, `nodes` and `timeline`, and renders their output.
 
-Called by `main`. `described` and `description_lines` are pure.
+Called by `main`. Only the `run_` functions read a cluster or a run folder and print; all others are pure.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 # ---- job summary -----------------------------------------------------------------------------------------------------
-# Summarises one job in a row of `surefoot list`. Pure.
+# Summarises one job as a row of `surefoot list`. Pure.
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """What a person asks first of one job."""
+    """A row of `surefoot list`; None where a value is not known."""
 
     namespace: str
     name: str
@@ -68,39 +68,39 @@ class JobSummary:
     age_seconds: float | None
     message: str
     memory_bytes: int | None = None
-    """Of its checkpoints in memory, every copy counted."""
+    """Size of the job's checkpoints in the memory tier, counting every copy."""
     persistent_bytes: int | None = None
 
 
 def summarize(stored: StoredJob, now: float) -> JobSummary:
-    """Summarises a job; what cannot be read is its message."""
+    """Summarises a job at Unix time `now`; its message names a spec or status that cannot be read."""
     status = stored.status
-    world = status.membership if status is not None else None
-    there = StoredCheckpoints() if status is None else persistent_contents(status)
+    membership = status.membership if status is not None else None
+    stored_bytes = StoredCheckpoints() if status is None else persistent_contents(status)
     message = "" if status is None else status.message
     if not stored.phase:
         message = "no operator has looked at this job yet: is surefoot-operator running?"
-    began = stored.created_seconds or (status.start_seconds if status is not None else None)
+    start_seconds = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
         name=stored.name,
         state=stored.phase or "Unseen",
         ready=stored.ready,
-        world_size=None if world is None else world.world_size,
-        generation=None if world is None else world.generation,
+        world_size=None if membership is None else membership.world_size,
+        generation=None if membership is None else membership.generation,
         pace=pace_of(stored, now),
         restarts=stored.restarts,
-        age_seconds=None if began is None else max(0.0, now - began),
+        age_seconds=None if start_seconds is None else max(0.0, now - start_seconds),
         message="; ".join(stored.problems) or message,
-        memory_bytes=None if there.memory is None else there.memory.bytes,
-        persistent_bytes=None if there.persistent is None else there.persistent.bytes,
+        memory_bytes=None if stored_bytes.memory is None else stored_bytes.memory.bytes,
+        persistent_bytes=None if stored_bytes.persistent is None else stored_bytes.persistent.bytes,
     )
 
 
 def persistent_contents(status: JobStatus) -> StoredCheckpoints:
-    """What each tier keeps: nothing in memory once a job is over."""
-    over = status.phase in ("Complete", "Failed")
-    return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
+    """Returns the contents of each tier. A job that is over has nothing left in memory."""
+    is_over = status.phase in ("Complete", "Failed")
+    return StoredCheckpoints(persistent=status.checkpoints.persistent) if is_over else status.checkpoints
 
 
 JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
@@ -125,22 +125,22 @@ WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
 
 
 def format_progress(pace: JobProgress) -> str:
-    """`420/1000 (42%)`, or the step alone."""
+    """Renders the step and the total, `420/1000 (42%)`, or the step alone."""
     if pace.step is None or pace.total_steps is None:
         return number(pace.step)
     return f"{pace.step}/{pace.total_steps} ({min(100, 100 * pace.step // pace.total_steps)}%)"
 
 
 def format_newest_checkpoint(pace: JobProgress) -> str:
-    """The newest complete checkpoint and its age: `420 (12s)`."""
+    """Renders the newest complete checkpoint and its age: `420 (12s)`."""
     if pace.checkpoint_step is None:
         return UNKNOWN
-    aged = pace.checkpoint_age_seconds
-    return str(pace.checkpoint_step) if aged is None else f"{pace.checkpoint_step} ({age(aged)})"
+    age_seconds = pace.checkpoint_age_seconds
+    return str(pace.checkpoint_step) if age_seconds is None else f"{pace.checkpoint_step} ({age(age_seconds)})"
 
 
 def format_at_risk(pace: JobProgress) -> str:
-    """What a failure now would repeat: `5 steps (2s)`."""
+    """Renders the steps and the time that a failure now would repeat: `5 steps (2s)`."""
     if pace.exposed_steps is None:
         return UNKNOWN
     steps = f"{pace.exposed_steps} step{'' if pace.exposed_steps == 1 else 's'}"
@@ -148,61 +148,72 @@ def format_at_risk(pace: JobProgress) -> str:
 
 
 # ---- cost of the next failure ----------------------------------------------------------------------------------------
-# Estimates what a failure now would cost, from the status and what can be seen of the workers. Pure.
+# Estimates the cost of a failure at this moment, from the status and the observed workers. Pure.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLossCost:
-    """What the loss of the node with the most members of the world would cost."""
+    """Estimated cost of losing the node that runs the most members of the generation."""
 
     restored: str
-    """The checkpoint that training would be restored from."""
+    """Description of the checkpoint that training would restore."""
     steps_again: int | None
-    """Steps to be run again; None: not known."""
+    """Number of steps that would run a second time; None if it is not known."""
     workers_after: int
-    """Workers of the world that goes on; 0: it waits for a replacement."""
+    """Number of workers that would continue to train; 0 if training would wait for a replacement."""
 
 
 def node_loss_cost(view: JobView) -> NodeLossCost | None:
-    """Estimates it; None: no world trains."""
+    """Estimates the cost of losing the job's busiest node; None if no generation is training."""
     job, status = view.stored.job, view.stored.status
-    world = status.membership if status is not None else None
-    if job is None or status is None or world is None or world.state != "Committed" or not world.members:
+    membership = status.membership if status is not None else None
+    if job is None or status is None or membership is None or membership.state != "Committed" or not membership.members:
         return None
     if status.phase in ("Complete", "Failed"):
         return None
     step, restored = _restore_point(status)
-    reached = step_at(status, pace_of(view.stored, view.now).steps_per_second, view.now)
-    [(node, _)] = Counter(member.node for member in world.members).most_common(1)
-    remaining = sum(one.phase == "Running" and not one.deleting and one.node != node for one in view.workers)
-    return NodeLossCost(restored, None if step is None else max(0, reached - step), largest_size(job.spec, remaining))
+    # The status is seconds old: count the steps made since, which a restore would repeat too.
+    reached_step = step_at(status, pace_of(view.stored, view.now).steps_per_second, view.now)
+    [(node, _)] = Counter(member.node for member in membership.members).most_common(1)
+    remaining_workers = sum(
+        worker.phase == "Running" and not worker.deleting and worker.node != node for worker in view.workers
+    )
+    return NodeLossCost(
+        restored, None if step is None else max(0, reached_step - step), largest_size(job.spec, remaining_workers)
+    )
 
 
 def _restore_point(status: JobStatus) -> tuple[int | None, str]:
-    """Returns the newest checkpoint that survives a node, by the operator's condition, and its description."""
-    protected = next((one.status for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), "Unknown")
-    newest, floor = status.last_complete, status.last_uploaded
+    """Returns step and description of the newest checkpoint that survives the loss of one node.
+
+    The operator's condition decides whether the copies in memory suffice. A step of None means that it is not known.
+    """
+    protected = next(
+        (condition.status for condition in status.conditions if condition.type == reasons.CHECKPOINT_PROTECTED),
+        "Unknown",
+    )
+    newest, last_uploaded = status.last_complete, status.last_uploaded
     if protected == "True" and newest is not None:
         return newest.step, f"{newest}, complete and protected"
-    if floor is not None:
-        return floor.step, f"{floor}, in the persistent tier"
+    if last_uploaded is not None:
+        return last_uploaded.step, f"{last_uploaded}, in the persistent tier"
     if protected == "False" and newest is None:
         return 0, "the beginning: nothing is saved"
     return None, "not known: no checkpoint is known to survive it"
 
 
 def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
-    """Returns the median seconds to the first new step, of failures and of planned changes."""
+    """Returns the median seconds from detection to the first new step, for failures and planned changes."""
     durations: dict[str, list[float]] = {}
-    for one in incidents:
-        if one.first_step_seconds is not None:
-            kind = "planned change" if one.kind == "planned" else "failure"
-            durations.setdefault(kind, []).append(one.first_step_seconds - one.detected_seconds)
+    for incident in incidents:
+        if incident.first_step_seconds is not None:
+            kind = "planned change" if incident.kind == "planned" else "failure"
+            durations.setdefault(kind, []).append(incident.first_step_seconds - incident.detected_seconds)
     return {kind: statistics.median(seconds) for kind, seconds in sorted(durations.items())}
 
 
 def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str, tuple[int, int]]:
-    """Maps each budget whose end fails the job to what is used of it, and its limit."""
+    """Maps each restart budget, by its spec field, to the restarts used and the limit that fails the job."""
     policy = job.spec.failure_policy
     budgets = {
         "backoffLimit": (status.restarts_counted, job.spec.run_policy.backoff_limit),
@@ -210,7 +221,7 @@ def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str
     }
     if policy.max_restarts is not None:
         window_start = now - policy.eval_period_seconds
-        used = sum(one.count for one in status.recent_restarts if one.time_seconds >= window_start)
+        used = sum(restarts.count for restarts in status.recent_restarts if restarts.time_seconds >= window_start)
         budgets["maxRestarts"] = used, policy.max_restarts
     return budgets
 
@@ -219,22 +230,22 @@ def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str
 
 _MAX_EVENTS = 8
 _MAX_WORKERS = 64
-"""Of more only those that are not well are shown."""
+"""Above this number of workers only those that do not run normally are listed, unless the output is wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDescription:
-    """What `describe` shows of one job."""
+    """Everything that `surefoot describe` prints about one job."""
 
     summary: JobSummary
     uid: str
     membership_reason: str
     began_step: int | None
-    """The step that the present world restored."""
+    """Step that the current generation restored; 0 if it began without a checkpoint."""
     persistent_step: int | None
-    """Newest step complete in the persistent tier."""
+    """Newest step that is complete in the persistent tier."""
     good_step: int | None
-    """Of the newest checkpoint that is proven to be good, where the job asks for that."""
+    """Step of the newest known good checkpoint; None if there is none, or the job does not check for loss anomalies."""
     rollback: Rollback | None
     workers: tuple[ObservedWorker, ...]
     conditions: tuple[Condition, ...]
@@ -244,19 +255,19 @@ class JobDescription:
     unread: tuple[str, ...]
     now: float
     seconds: dict[str, float]
-    """Where the job's seconds went, by category; those that took none are left out."""
+    """Seconds that the job spent in each category; categories without any are omitted."""
     goodput: float | None
     data: DataProgress | None
-    """As the loader told; None: it tells nothing."""
+    """Progress through the data as the loader reports it; None if it reports nothing."""
     loss: float | None
     checkpoints: StoredCheckpoints
-    """What each tier has, with its bytes; of a job that is over, what stays."""
+    """Number and bytes of the checkpoints in each tier; after the job's end, only of those that stay."""
     node_loss: NodeLossCost | None
-    """None: no world trains."""
+    """Cost of losing the busiest node now; None if no generation is training."""
     recovery_seconds: dict[str, float]
-    """From the first sign to the first new step, by what was recovered from; the median of this job's own."""
+    """Median seconds from detection to the first new step in this job, by kind of incident."""
     budgets: dict[str, tuple[int, int]]
-    """The spec's field of each budget of restarts -> what is used, and its limit."""
+    """Spec field of each restart budget -> the restarts used, and the limit."""
 
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -264,22 +275,22 @@ def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def run_describe(given: argparse.Namespace) -> int:
-    found = describe_job(view_of(given))
-    emit(found, given.output, lambda wide: description_lines(found, wide))
+def run_describe(args: argparse.Namespace) -> int:
+    description = describe_job(view_of(args))
+    emit(description, args.output, lambda wide: description_lines(description, wide))
     return EXIT_OK
 
 
 def describe_job(view: JobView) -> JobDescription:
-    """Gathers what is shown of one look at a job."""
+    """Collects everything that `surefoot describe` prints from one view of a job."""
     job, status = view.stored.job, view.stored.status
-    world = status.membership if status is not None else None
+    membership = status.membership if status is not None else None
     seconds = seconds_spent(TimeSpent() if status is None else status.time_spent, view.now)
     return JobDescription(
         summary=summarize(view.stored, view.now),
         uid=view.stored.uid,
-        membership_reason="" if world is None else world.reason,
-        began_step=None if world is None else (world.parent.step if world.parent is not None else 0),
+        membership_reason="" if membership is None else membership.reason,
+        began_step=None if membership is None else (membership.parent.step if membership.parent is not None else 0),
         persistent_step=None if status is None or status.last_uploaded is None else status.last_uploaded.step,
         good_step=None if status is None or status.last_good is None else status.last_good.step,
         rollback=None if status is None else status.rollback,
@@ -301,162 +312,177 @@ def describe_job(view: JobView) -> JobDescription:
     )
 
 
-def description_lines(found: JobDescription, wide: bool = False) -> list[str]:
-    """Renders the description; `wide`: every worker and event."""
+def description_lines(description: JobDescription, wide: bool = False) -> list[str]:
+    """Renders the description as lines; with `wide` every worker and every event is listed."""
     return [
-        *_head(found),
-        *_section("Workers", _workers(found, wide)),
-        *_section("Conditions", _conditions(found)),
-        *_section("Incidents", [incident_line(one, found.now) for one in found.incidents]),
-        *_section("Avoided nodes", [f"{one.name}: {one.reason}" for one in found.excluded_nodes]),
-        *_section("Events", [event_line(one, found.now) for one in found.events[0 if wide else -_MAX_EVENTS :]]),
-        *_section("Could not be read", list(found.unread)),
+        *_header_lines(description),
+        *_section_lines("Workers", _worker_lines(description, wide)),
+        *_section_lines("Conditions", _condition_lines(description)),
+        *_section_lines("Incidents", [incident_line(incident, description.now) for incident in description.incidents]),
+        *_section_lines("Avoided nodes", [f"{node.name}: {node.reason}" for node in description.excluded_nodes]),
+        *_section_lines(
+            "Events",
+            [event_line(event, description.now) for event in description.events[0 if wide else -_MAX_EVENTS :]],
+        ),
+        *_section_lines("Could not be read", list(description.unread)),
     ]
 
 
-def _head(found: JobDescription) -> list[str]:
-    one, pace = found.summary, found.summary.pace
+def _header_lines(description: JobDescription) -> list[str]:
+    summary, pace = description.summary, description.summary.pace
     rate = "" if pace.steps_per_second is None else f", {pace.steps_per_second:.3g} steps/s"
-    left = "" if pace.remaining_seconds is None else f", about {age(pace.remaining_seconds)} left"
-    world = UNKNOWN
-    if one.world_size is not None:
-        world = f"epoch {one.generation}, {one.world_size} ranks, began at step {number(found.began_step)}: {found.membership_reason}"
-    newest = "none yet" if pace.checkpoint_step is None else f"step {format_newest_checkpoint(pace)}"
-    kept = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
-    kept += "" if found.good_step is None else f"; proven good: {found.good_step}"
+    remaining_text = "" if pace.remaining_seconds is None else f", about {age(pace.remaining_seconds)} left"
+    membership_text = UNKNOWN
+    if summary.world_size is not None:
+        membership_text = f"epoch {summary.generation}, {summary.world_size} ranks, began at step {number(description.began_step)}: {description.membership_reason}"
+    newest_text = "none yet" if pace.checkpoint_step is None else f"step {format_newest_checkpoint(pace)}"
+    persistent_text = "" if description.persistent_step is None else f"; persistent tier: {description.persistent_step}"
+    persistent_text += "" if description.good_step is None else f"; proven good: {description.good_step}"
     rows = (
-        ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
-        ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
-        ("Message", one.message or UNKNOWN),
-        ("Step", f"{format_progress(pace)}{rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
-        *([] if found.data is None else [("Data", _data(found.data))]),
-        ("World", world),
-        ("Checkpoint", f"{newest}{kept}"),
-        *((("Stored", stored),) if (stored := describe_tiers(found.checkpoints)) else ()),
-        ("At risk", _at_risk(found)),
-        *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
-        *((("Recovery", _recovery(found.recovery_seconds)),) if found.recovery_seconds else ()),
-        *((("Budgets", ", ".join(_budget(*one) for one in found.budgets.items())),) if found.budgets else ()),
-        ("Time", _time(found)),
-        *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
+        (
+            "Job",
+            f"{summary.namespace}/{summary.name}   uid {description.uid or UNKNOWN}   age {age(summary.age_seconds)}",
+        ),
+        ("State", f"{summary.state}   workers {summary.ready or UNKNOWN}   restarts {number(summary.restarts)}"),
+        ("Message", summary.message or UNKNOWN),
+        (
+            "Step",
+            f"{format_progress(pace)}{rate}{remaining_text}{'' if description.loss is None else f', loss {description.loss:.4g}'}",
+        ),
+        *([] if description.data is None else [("Data", _data_text(description.data))]),
+        ("World", membership_text),
+        ("Checkpoint", f"{newest_text}{persistent_text}"),
+        *((("Stored", stored),) if (stored := describe_tiers(description.checkpoints)) else ()),
+        ("At risk", _at_risk_text(description)),
+        *((("Node lost", _node_loss_text(description.node_loss)),) if description.node_loss is not None else ()),
+        *((("Recovery", _recovery_text(description.recovery_seconds)),) if description.recovery_seconds else ()),
+        *(
+            (("Budgets", ", ".join(_budget_text(*budget) for budget in description.budgets.items())),)
+            if description.budgets
+            else ()
+        ),
+        ("Time", _time_text(description)),
+        *((("Rolled back", _rollback_text(description.rollback)),) if description.rollback is not None else ()),
     )
     return [f"{name + ':':<12} {text}" for name, text in rows]
 
 
 def describe_tiers(stored: StoredCheckpoints) -> str:
-    """Words what each tier has: `memory 1.20 GB in 2 checkpoints, 2 copies of the newest`."""
-    copies = "" if stored.copies is None else f", {_counted(stored.copies, 'copy', 'copies')} of the newest"
-    tiers = (("memory", stored.memory, copies), ("persistent tier", stored.persistent, ""))
+    """Renders the contents of the tiers: `memory 1.20 GB in 2 checkpoints, 2 copies of the newest`."""
+    newest_copies = "" if stored.copies is None else f", {_format_count(stored.copies, 'copy', 'copies')} of the newest"
+    tiers = (("memory", stored.memory, newest_copies), ("persistent tier", stored.persistent, ""))
     return "; ".join(
-        f"{name} {format_bytes(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}{more}"
-        for name, there, more in tiers
-        if there is not None
+        f"{name} {format_bytes(contents.bytes)} in {_format_count(contents.checkpoints, 'checkpoint', 'checkpoints')}{copies_text}"
+        for name, contents, copies_text in tiers
+        if contents is not None
     )
 
 
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+def _format_count(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
-def _data(data: DataProgress) -> str:
-    rate = "" if data.samples_per_second is None else f", {data.samples_per_second:.4g} samples/s"
-    return f"{data.epochs:.3g} passes{rate}"
+def _data_text(progress: DataProgress) -> str:
+    rate = "" if progress.samples_per_second is None else f", {progress.samples_per_second:.4g} samples/s"
+    return f"{progress.epochs:.3g} passes{rate}"
 
 
-def _rolled_back(back: Rollback) -> str:
-    left_out = f", the batches of {back.skipped_steps} steps left out" if back.skipped_steps else ""
-    return f"from step {back.reached_step} to {back.to_step}{left_out}: {back.reason}"
+def _rollback_text(rollback: Rollback) -> str:
+    left_out = f", the batches of {rollback.skipped_steps} steps left out" if rollback.skipped_steps else ""
+    return f"from step {rollback.reached_step} to {rollback.to_step}{left_out}: {rollback.reason}"
 
 
-def _at_risk(found: JobDescription) -> str:
-    if found.summary.state in ("Complete", "Failed"):
+def _at_risk_text(description: JobDescription) -> str:
+    if description.summary.state in ("Complete", "Failed"):
         return "nothing: the job is over"
-    if found.summary.pace.exposed_steps is None:
+    if description.summary.pace.exposed_steps is None:
         return "every step: no checkpoint is known to be complete yet"
-    return f"{format_at_risk(found.summary.pace)} would be run again after a failure now"
+    return f"{format_at_risk(description.summary.pace)} would be run again after a failure now"
 
 
-def _node_lost(cost: NodeLossCost) -> str:
-    again = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
-    after = _counted(cost.workers_after, "worker goes on", "workers go on")
-    after = after if cost.workers_after else "training waits for a replacement"
-    return f"restored: {cost.restored}{again}; {after}"
+def _node_loss_text(cost: NodeLossCost) -> str:
+    repeated_text = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
+    workers_text = _format_count(cost.workers_after, "worker goes on", "workers go on")
+    workers_text = workers_text if cost.workers_after else "training waits for a replacement"
+    return f"restored: {cost.restored}{repeated_text}; {workers_text}"
 
 
-def _recovery(medians: dict[str, float]) -> str:
-    told = ", ".join(f"{seconds:.1f} s after a {kind}" for kind, seconds in medians.items())
-    return f"{told}, the median of this job's own"
+def _recovery_text(medians: dict[str, float]) -> str:
+    durations_text = ", ".join(f"{seconds:.1f} s after a {kind}" for kind, seconds in medians.items())
+    return f"{durations_text}, the median of this job's own"
 
 
-def _budget(name: str, used_and_limit: tuple[int, int]) -> str:
+def _budget_text(name: str, used_and_limit: tuple[int, int]) -> str:
     used, limit = used_and_limit
     return (
         f"{used} of {limit} {name}{' (used up: the next restart that counts fails the job)' if used >= limit else ''}"
     )
 
 
-def _time(found: JobDescription) -> str:
-    if found.goodput is None:
+def _time_text(description: JobDescription) -> str:
+    if description.goodput is None:
         return UNKNOWN
-    parts = sorted(found.seconds.items(), key=lambda one: -one[1])
-    return f"{found.goodput:.1%} of it training ({', '.join(f'{category} {age(spent)}' for category, spent in parts)})"
+    spent_by_category = sorted(description.seconds.items(), key=lambda entry: -entry[1])
+    return f"{description.goodput:.1%} of it training ({', '.join(f'{category} {age(spent)}' for category, spent in spent_by_category)})"
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
+def _section_lines(title: str, lines: list[str]) -> list[str]:
     return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def _workers(found: JobDescription, wide: bool) -> list[str]:
-    shown = found.workers
-    if len(shown) > _MAX_WORKERS and not wide:
-        shown = tuple(one for one in shown if one.phase != "Running" or one.deleting or one.message)
-    left_out = len(found.workers) - len(shown)
-    more = [f"and {left_out} that run; -o wide shows them"] if left_out else []
+def _worker_lines(description: JobDescription, wide: bool) -> list[str]:
+    workers = description.workers
+    if len(workers) > _MAX_WORKERS and not wide:
+        workers = tuple(worker for worker in workers if worker.phase != "Running" or worker.deleting or worker.message)
+    left_out_count = len(description.workers) - len(workers)
+    left_out_lines = [f"and {left_out_count} that run; -o wide shows them"] if left_out_count else []
     columns: dict[str, Callable[[ObservedWorker], str]] = {
-        "WORKER": lambda one: str(one.index),
-        "ATTEMPT": lambda one: str(one.attempt),
-        "POD": lambda one: one.name,
-        "NODE": lambda one: one.node or UNKNOWN,
+        "WORKER": lambda worker: str(worker.index),
+        "ATTEMPT": lambda worker: str(worker.attempt),
+        "POD": lambda worker: worker.name,
+        "NODE": lambda worker: worker.node or UNKNOWN,
         "STATE": worker_state,
-        "MESSAGE": lambda one: one.message,
+        "MESSAGE": lambda worker: worker.message,
     }
-    return [*(table_lines(shown, columns) if shown else ()), *more]
+    return [*(table_lines(workers, columns) if workers else ()), *left_out_lines]
 
 
-def worker_state(one: ObservedWorker) -> str:
-    """Words one worker's state: leaving before running, with its exit code."""
-    if one.deleting or one.disruption_announced:
-        return f"{one.phase}, leaving"
-    return one.phase if one.exit_code is None else f"{one.phase} ({one.exit_code})"
+def worker_state(worker: ObservedWorker) -> str:
+    """Renders a worker's pod phase, marked if it is terminating, with the exit code if it has ended."""
+    if worker.deleting or worker.disruption_announced:
+        return f"{worker.phase}, leaving"
+    return worker.phase if worker.exit_code is None else f"{worker.phase} ({worker.exit_code})"
 
 
-def _conditions(found: JobDescription) -> list[str]:
+def _condition_lines(description: JobDescription) -> list[str]:
     columns: dict[str, Callable[[Condition], str]] = {
-        "TYPE": lambda one: one.type,
-        "STATUS": lambda one: one.status,
-        "REASON": lambda one: one.reason,
-        "SINCE": lambda one: age(found.now - one.last_transition_seconds),
-        "MESSAGE": lambda one: one.message,
+        "TYPE": lambda condition: condition.type,
+        "STATUS": lambda condition: condition.status,
+        "REASON": lambda condition: condition.reason,
+        "SINCE": lambda condition: age(description.now - condition.last_transition_seconds),
+        "MESSAGE": lambda condition: condition.message,
     }
-    shown = [one for one in found.conditions if one.status != "False" or one.message]
-    return table_lines(shown, columns) if found.conditions else []
+    conditions = [condition for condition in description.conditions if condition.status != "False" or condition.message]
+    return table_lines(conditions, columns) if description.conditions else []
 
 
-def incident_line(one: Incident, now: float) -> str:
-    """Words one incident: when, what, and what it cost."""
-    took = "still recovering"
-    if one.first_step_seconds is not None:
-        took = f"{one.first_step_seconds - one.detected_seconds:.1f} s to the first new step"
-    lost = "" if one.steps_lost is None else f", {one.steps_lost} steps lost"
-    return f"{age(now - one.detected_seconds)} ago, {one.kind}: {one.reason} ({took}{lost})"
+def incident_line(incident: Incident, now: float) -> str:
+    """Renders one incident: its age, kind and reason, the recovery time and the steps lost."""
+    recovery_text = "still recovering"
+    if incident.first_step_seconds is not None:
+        recovery_text = f"{incident.first_step_seconds - incident.detected_seconds:.1f} s to the first new step"
+    lost_text = "" if incident.steps_lost is None else f", {incident.steps_lost} steps lost"
+    return (
+        f"{age(now - incident.detected_seconds)} ago, {incident.kind}: {incident.reason} ({recovery_text}{lost_text})"
+    )
 
 
-def event_line(one: RunEvent, now: float) -> str:
-    return f"{age(now - one.at_seconds)} ago   {'Warning ' if one.warning else ''}{one.reason}: {one.message}"
+def event_line(event: RunEvent, now: float) -> str:
+    return f"{age(now - event.at_seconds)} ago   {'Warning ' if event.warning else ''}{event.reason}: {event.message}"
 
 
 # ---- list jobs -------------------------------------------------------------------------------------------------------
-# Implements `surefoot list`: one row a job.
+# Implements `surefoot list`: one row per job.
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -466,43 +492,43 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def run_list(given: argparse.Namespace) -> int:
-    if given.run_folder is not None:
-        view = read_run(given.run_folder)
-        found = [summarize(view.stored, view.now)]
+def run_list(args: argparse.Namespace) -> int:
+    if args.run_folder is not None:
+        view = read_run(args.run_folder)
+        summaries = [summarize(view.stored, view.now)]
     else:
-        stored, now = on_cluster(given, read_jobs), time.time()
-        found = [summarize(one, now) for one in sorted(stored, key=str)]
-    emit(found, given.output, lambda wide: job_lines(found, wide, given.all_namespaces))
+        stored, now = on_cluster(args, read_jobs), time.time()
+        summaries = [summarize(job, now) for job in sorted(stored, key=str)]
+    emit(summaries, args.output, lambda wide: job_lines(summaries, wide, args.all_namespaces))
     return EXIT_OK
 
 
-def job_lines(found: list[JobSummary], wide: bool, everywhere: bool) -> list[str]:
-    """Renders the list, or says that there is none."""
-    if not found:
+def job_lines(summaries: list[JobSummary], wide: bool, everywhere: bool) -> list[str]:
+    """Renders the table of jobs, or one line if there are none. `everywhere`: of all namespaces."""
+    if not summaries:
         return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A looks in all'}"]
-    namespace: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
-    columns = {**(namespace if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})}
-    return table_lines(found, columns)
+    namespace_column: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
+    columns = {**(namespace_column if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})}
+    return table_lines(summaries, columns)
 
 
 # ---- list nodes ------------------------------------------------------------------------------------------------------
-# Implements `surefoot nodes`: a job's nodes and what runs there. `node_rows` is pure.
+# Implements `surefoot nodes`: the job's nodes, and its workers and memory servers on each.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """One node as a job uses it."""
+    """A row of `surefoot nodes`: one node, and the job's workers and memory server on it."""
 
     name: str
     state: str
     domain: str
     workers: tuple[str, ...]
     ranks: tuple[str, ...]
-    """Group ranks of the workers that are members of the world."""
+    """Group ranks of this node's workers in the current generation; workers without a rank are missing here."""
     server: str
     why: str
-    """Why it is not used, or is being left."""
+    """Reasons why the job avoids or evacuates this node, or doubts it; empty if there are none."""
 
 
 def add_nodes_arguments(parser: argparse.ArgumentParser) -> None:
@@ -511,64 +537,70 @@ def add_nodes_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, ("json", "yaml"))
 
 
-def run_nodes(given: argparse.Namespace) -> int:
-    view = view_of(given)
-    found = node_rows(view, everything=given.all)
-    emit(found, given.output, lambda wide: [*node_lines(found), *view.unread])
+def run_nodes(args: argparse.Namespace) -> int:
+    view = view_of(args)
+    rows = node_rows(view, everything=args.all)
+    emit(rows, args.output, lambda wide: [*node_lines(rows), *view.unread])
     return EXIT_OK
 
 
 def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
-    """Joins nodes with workers, members and holders, sorted by name."""
+    """Joins nodes with workers, ranks and memory servers, sorted by name.
+
+    Args:
+        everything: Also return the nodes that the job does not use.
+    """
     status = view.stored.status
-    world = status.membership if status is not None else None
-    members = world.members if world is not None else ()
-    places = {(member.index, member.attempt): place for place, member in enumerate(members)}
-    known = {node.name: node for node in view.nodes or ()}
-    holders = {node: "running" if runs else "not ready" for node, runs in (view.servers or {}).items()}
-    left = () if status is None else (*status.excluded_nodes, *straggler_nodes(status, view.now))
-    avoided = {one.name: one.reason for one in left}
+    membership = status.membership if status is not None else None
+    members = membership.members if membership is not None else ()
+    group_ranks = {(member.index, member.attempt): rank for rank, member in enumerate(members)}
+    nodes_by_name = {node.name: node for node in view.nodes or ()}
+    server_states = {
+        node: "running" if is_running else "not ready" for node, is_running in (view.servers or {}).items()
+    }
+    excluded = () if status is None else (*status.excluded_nodes, *straggler_nodes(status, view.now))
+    avoidance_reasons = {node.name: node.reason for node in excluded}
     workers: dict[str, list[tuple[int, int]]] = {}
     for worker in view.workers:
         if worker.node is not None and worker.phase not in ("Succeeded", "Failed"):
             workers.setdefault(worker.node, []).append((worker.index, worker.attempt))
-    used = {*workers, *holders, *avoided, *(member.node for member in members)}
-    found = []
-    for name in sorted(used | set(known) if everything else used):
-        node, here = known.get(name), workers.get(name, ())
-        why = (
+    used_names = {*workers, *server_states, *avoidance_reasons, *(member.node for member in members)}
+    rows = []
+    for name in sorted(used_names | set(nodes_by_name) if everything else used_names):
+        node, node_workers = nodes_by_name.get(name), workers.get(name, ())
+        node_reasons = (
             () if node is None else (node.reason, node.evacuation_reason, node.unconfirmed_failure, node.informational)
         )
-        found.append(
+        rows.append(
             NodeUse(
                 name=name,
-                state=_state(view, node),
+                state=_node_state(view, node),
                 domain=UNKNOWN if node is None else "/".join(filter(None, node.path)) or node.domain,
-                workers=tuple(f"{index}-{attempt}" for index, attempt in here),
-                ranks=tuple(str(places[one]) for one in here if one in places),
-                server=UNKNOWN if view.servers is None else holders.get(name, "none"),
-                why="; ".join(filter(None, (avoided.get(name), *why))),
+                workers=tuple(f"{index}-{attempt}" for index, attempt in node_workers),
+                ranks=tuple(str(group_ranks[worker]) for worker in node_workers if worker in group_ranks),
+                server=UNKNOWN if view.servers is None else server_states.get(name, "none"),
+                why="; ".join(filter(None, (avoidance_reasons.get(name), *node_reasons))),
             )
         )
-    return found
+    return rows
 
 
-def node_lines(found: list[NodeUse]) -> list[str]:
-    if not found:
+def node_lines(rows: list[NodeUse]) -> list[str]:
+    if not rows:
         return ["the job has no node"]
     columns: dict[str, Callable[[NodeUse], str]] = {
-        "NODE": lambda one: one.name,
-        "STATE": lambda one: one.state,
-        "DOMAIN": lambda one: one.domain,
-        "WORKERS": lambda one: ",".join(one.workers) or UNKNOWN,
-        "GROUP RANK": lambda one: ",".join(one.ranks) or UNKNOWN,
-        "HOLDER": lambda one: one.server,
-        "WHY": lambda one: one.why,
+        "NODE": lambda row: row.name,
+        "STATE": lambda row: row.state,
+        "DOMAIN": lambda row: row.domain,
+        "WORKERS": lambda row: ",".join(row.workers) or UNKNOWN,
+        "GROUP RANK": lambda row: ",".join(row.ranks) or UNKNOWN,
+        "HOLDER": lambda row: row.server,
+        "WHY": lambda row: row.why,
     }
-    return table_lines(found, columns)
+    return table_lines(rows, columns)
 
 
-def _state(view: JobView, node: ObservedNode | None) -> str:
+def _node_state(view: JobView, node: ObservedNode | None) -> str:
     if node is None:
         return UNKNOWN if view.nodes is None else "gone"
     if not node.ready:
@@ -579,13 +611,13 @@ def _state(view: JobView, node: ObservedNode | None) -> str:
 
 
 # ---- job timeline ----------------------------------------------------------------------------------------------------
-# Implements `surefoot timeline`: what happened to a job, in order. `timeline_of` and `timeline_lines` are pure. Events
-# say what the operator decided, incidents where each second of a recovery went: read apart, neither explains a pause.
+# Implements `surefoot timeline`: events and incidents of a job in one order. Events record the operator's decisions, and
+# incidents record how long each phase of a recovery took. A pause in training can only be explained from both.
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One thing that happened; of an incident also its phases."""
+    """A row of the timeline: an event, an incident with its recovery phases, or the job's start or end."""
 
     at_seconds: float
     kind: str
@@ -600,31 +632,33 @@ def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, ("json", "yaml"))
 
 
-def run_timeline(given: argparse.Namespace) -> int:
-    view = view_of(given)
-    found = timeline_of(view, events=not given.incidents)
-    emit(found, given.output, lambda wide: [*timeline_lines(found), *view.stored.problems, *view.unread])
+def run_timeline(args: argparse.Namespace) -> int:
+    view = view_of(args)
+    entries = timeline_of(view, events=not args.incidents)
+    emit(entries, args.output, lambda wide: [*timeline_lines(entries), *view.stored.problems, *view.unread])
     return EXIT_OK
 
 
 def timeline_of(view: JobView, events: bool = True) -> list[TimelineEntry]:
-    """Joins events, incidents and the job's own beginning and end, oldest first."""
+    """Joins events, incidents and the job's start and end, oldest first. `events=False` omits the events."""
     status = view.stored.status
-    found = []
+    entries = []
     if events:
-        found += [TimelineEntry(e.at_seconds, e.reason, e.message, e.warning) for e in view.events]
+        entries += [
+            TimelineEntry(event.at_seconds, event.reason, event.message, event.warning) for event in view.events
+        ]
     if status is not None:
         if status.start_seconds is not None:
-            found.append(TimelineEntry(status.start_seconds, "start", "the job starts"))
-        found += [_of_incident(one) for one in status.incidents]
+            entries.append(TimelineEntry(status.start_seconds, "start", "the job starts"))
+        entries += [_incident_entry(incident) for incident in status.incidents]
         if status.completion_seconds is not None:
-            found.append(TimelineEntry(status.completion_seconds, "end", f"{status.phase}: {status.message}"))
-    return sorted(found, key=lambda one: one.at_seconds)
+            entries.append(TimelineEntry(status.completion_seconds, "end", f"{status.phase}: {status.message}"))
+    return sorted(entries, key=lambda entry: entry.at_seconds)
 
 
-def _of_incident(incident: Incident) -> TimelineEntry:
-    found = run_report.incident_report(incident, ())
-    _, *phases = run_report.timeline({"incidents": [found]})
+def _incident_entry(incident: Incident) -> TimelineEntry:
+    incident_facts = run_report.incident_report(incident, ())
+    _, *phases = run_report.timeline({"incidents": [incident_facts]})
     return TimelineEntry(
         incident.detected_seconds,
         "incident",
@@ -634,14 +668,14 @@ def _of_incident(incident: Incident) -> TimelineEntry:
     )
 
 
-def timeline_lines(found: list[TimelineEntry]) -> list[str]:
-    """Renders entries with the clock (UTC) and the seconds since the first."""
-    if not found:
+def timeline_lines(entries: list[TimelineEntry]) -> list[str]:
+    """Renders entries with the time of day (UTC) and the seconds since the first entry."""
+    if not entries:
         return ["nothing is known to have happened: the cluster keeps events for an hour, and the status ten incidents"]
-    lines, first = [], found[0].at_seconds
-    for one in found:
-        clock = datetime.fromtimestamp(one.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        mark = "!" if one.warning else " "
-        lines.append(f"{clock} {one.at_seconds - first:+9.1f} s {mark} {one.kind}: {one.text}")
-        lines += [f"{'':30}{phase}" for phase in one.phases]
+    lines, first_seconds = [], entries[0].at_seconds
+    for entry in entries:
+        clock = datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        mark = "!" if entry.warning else " "
+        lines.append(f"{clock} {entry.at_seconds - first_seconds:+9.1f} s {mark} {entry.kind}: {entry.text}")
+        lines += [f"{'':30}{phase}" for phase in entry.phases]
     return lines

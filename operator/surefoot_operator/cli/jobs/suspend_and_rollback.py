@@ -1,7 +1,7 @@
-"""Implements `surefoot suspend`, `resume` and `rollback`: stops and starts a job, and takes it back to a step.
+"""Implements `surefoot suspend`, `resume` and `rollback`.
 
-Called by `main`. With `rollback --to` the job itself goes back; with `--step` the command prints a new job with
-`checkpoint.restoreFrom` and changes nothing. `rolled_back` is pure.
+Called by `main`. `rollback --to` asks the operator to take the job itself back to an earlier step. `rollback --step`
+changes nothing: it prints the manifest of a new job with `checkpoint.restoreFrom`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from surefoot_operator.platforms.kubernetes import api_objects
 
 
 def _check_changeable(stored: StoredJob, what_is_over: str) -> None:
-    """Raises UsageError where a change would do nothing: the job is over, or somebody else looks after it."""
+    """Raises UsageError if a change would have no effect: the job is over, or another controller manages it.
+
+    Args:
+        what_is_over: End of the sentence "a job that is over ...", for the message.
+    """
     if stored.phase in ("Complete", "Failed"):
         raise UsageError(f"{stored} is {stored.phase}: a job that is over {what_is_over}")
     manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
@@ -34,13 +38,13 @@ def _check_changeable(stored: StoredJob, what_is_over: str) -> None:
         raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy): change it there")
 
 
-def _patch(stored: StoredJob, path: str, value: Any) -> list[dict[str, Any]]:
-    """Builds a patch that takes effect on this very job alone, not on another one of its name."""
+def _build_patch(stored: StoredJob, path: str, value: Any) -> list[dict[str, Any]]:
+    """Builds a JSON patch that fails on any other job of the same name, by testing the UID."""
     test = {"op": "test", "path": "/metadata/uid", "value": stored.uid}
     return [test, {"op": "add", "path": path, "value": value}]
 
 
-async def _apply(cluster: ClusterConnection, name: str, operations: list[dict[str, Any]]) -> None:
+async def _apply_patch(cluster: ClusterConnection, name: str, operations: list[dict[str, Any]]) -> None:
     try:
         await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
     except PlatformError as error:
@@ -48,28 +52,35 @@ async def _apply(cluster: ClusterConnection, name: str, operations: list[dict[st
 
 
 # ---- roll back -------------------------------------------------------------------------------------------------------
-# Implements `surefoot rollback JOB --to STEP`: asks the operator to go back. It writes one annotation and nothing else;
-# what follows is the operator's. `asking` is pure.
+# Implements `surefoot rollback JOB --to STEP`. It writes one annotation and nothing else; the operator acts on it.
 
 
 def rollback_patch(stored: StoredJob, step: int, keep_data: bool) -> list[dict[str, Any]]:
-    """Builds the patch that asks for it. Raises UsageError where the job cannot go back to that step."""
+    """Builds the patch that requests a rollback to `step`.
+
+    Args:
+        keep_data: Train on the same batches again, instead of skipping them.
+
+    Raises:
+        UsageError: The job cannot go back to that step, or has no committed generation now.
+    """
     status = stored.status
     _check_changeable(stored, "does not go back; --step N makes one that goes on from there")
     if status is None or status.membership is None or status.membership.state != "Committed":
         raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
     if not 0 < step <= max(status.step, stored.step or 0):
         raise UsageError(f"--to {step} is not allowed; {stored} has finished step {status.step}: a step before that is")
-    word = f"{status.membership.generation}/{step}{'/keep-data' if keep_data else ''}"
+    rollback_value = f"{status.membership.generation}/{step}{'/keep-data' if keep_data else ''}"
+    # A JSON patch cannot add a key to a map that does not exist: create the map with it.
     if not stored.document["metadata"].get("annotations"):
-        return _patch(stored, "/metadata/annotations", {ROLLBACK: word})
-    return _patch(stored, f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", word)
+        return _build_patch(stored, "/metadata/annotations", {ROLLBACK: rollback_value})
+    return _build_patch(stored, f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", rollback_value)
 
 
 async def roll_back(cluster: ClusterConnection, name: str, step: int, keep_data: bool) -> str:
-    """Asks for it; says what to look at."""
+    """Requests a rollback and returns the text for the user, with the command that shows its progress."""
     stored = await read_job(cluster, name)
-    await _apply(cluster, name, rollback_patch(stored, step, keep_data))
+    await _apply_patch(cluster, name, rollback_patch(stored, step, keep_data))
     return (
         f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
         " RollbackRejected, which steps it could go back to"
@@ -78,8 +89,8 @@ async def roll_back(cluster: ClusterConnection, name: str, step: int, keep_data:
 
 # ---- suspend and rollback --------------------------------------------------------------------------------------------
 
-_KEPT = ("labels", "annotations")
-_SERVERS = ("kubectl.kubernetes.io/last-applied-configuration", "surefoot.dev/accept-loss")
+_COPIED_METADATA = ("labels", "annotations")
+_DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", "surefoot.dev/accept-loss")
 
 
 def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,30 +106,34 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
 
 
-def run_rollback(given: argparse.Namespace) -> int:
-    if given.to is None and given.keep_data:
+def run_rollback(args: argparse.Namespace) -> int:
+    if args.to is None and args.keep_data:
         raise UsageError("--keep-data goes with --to: a new job trains on the same batches again in any case")
-    if given.to is not None and given.name is not None:
+    if args.to is not None and args.name is not None:
         raise UsageError("--name goes with --step: --to goes back within the job and makes none")
-    if given.to is not None:
-        if given.run_folder is not None:
+    if args.to is not None:
+        if args.run_folder is not None:
             raise UsageError(
                 "--to asks the operator of a cluster; a run of surefoot local goes back by healthPolicy.numerics"
             )
-        say(on_cluster(given, lambda cluster: roll_back(cluster, given.job, given.to, given.keep_data)))
+        say(on_cluster(args, lambda cluster: roll_back(cluster, args.job, args.to, args.keep_data)))
         return EXIT_OK
-    stored = view_of(given).stored
-    made = rolled_back(stored, given.step, given.name)
+    stored = view_of(args).stored
+    manifest = rolled_back(stored, args.step, args.name)
     say(
-        f"# {stored} goes on from step {given.step} as a job of its own. First suspend or delete the old one; whether the step is\n"
-        f"# there: surefoot checkpoints list WHERE --job {stored.uid} --step {given.step}\n"
-        + yaml.safe_dump(made, sort_keys=False).rstrip()
+        f"# {stored} goes on from step {args.step} as a job of its own. First suspend or delete the old one; whether the step is\n"
+        f"# there: surefoot checkpoints list WHERE --job {stored.uid} --step {args.step}\n"
+        + yaml.safe_dump(manifest, sort_keys=False).rstrip()
     )
     return EXIT_OK
 
 
 def rolled_back(stored: StoredJob, step: int, name: str | None = None) -> dict[str, Any]:
-    """Builds the document of the new job. Raises UsageError where that step of the job cannot be restored."""
+    """Builds the manifest of a new job that starts from `step` of the stored job.
+
+    Raises:
+        UsageError: The step cannot be restored, or the operator would reject the new job.
+    """
     if stored.job is None:
         raise UsageError(f"{stored} cannot be rolled back: {'; '.join(stored.problems)}")
     persistent = stored.job.spec.checkpoint.persistent
@@ -127,40 +142,46 @@ def rolled_back(stored: StoredJob, step: int, name: str | None = None) -> dict[s
             f"{stored} has no spec.checkpoint.persistent: only its newest checkpoints are in memory, and a new job"
             " cannot take them up. Give it a persistent tier first"
         )
-    reached = stored.status.step if stored.status is not None else 0
-    if not 0 < step <= max(reached, stored.step or 0):
-        raise UsageError(f"--step {step} is not allowed; {stored} has finished step {reached}: a step before that is")
+    reached_step = stored.status.step if stored.status is not None else 0
+    if not 0 < step <= max(reached_step, stored.step or 0):
+        raise UsageError(
+            f"--step {step} is not allowed; {stored} has finished step {reached_step}: a step before that is"
+        )
     document = stored.document
-    metadata = {key: document["metadata"][key] for key in _KEPT if document["metadata"].get(key)}
-    annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in _SERVERS}
-    made = {
+    metadata = {key: document["metadata"][key] for key in _COPIED_METADATA if document["metadata"].get(key)}
+    annotations = {
+        key: value for key, value in metadata.pop("annotations", {}).items() if key not in _DROPPED_ANNOTATIONS
+    }
+    manifest = {
         "apiVersion": document["apiVersion"],
         "kind": document["kind"],
         "metadata": {
-            "name": name or _name(stored.name, step),
+            "name": name or _new_job_name(stored.name, step),
             "namespace": stored.namespace,
             **metadata,
             **({"annotations": annotations} if annotations else {}),
         },
         "spec": {**document["spec"], "suspend": False},
     }
-    made["spec"]["checkpoint"] = {**made["spec"]["checkpoint"], "restoreFrom": {"uid": stored.uid, "step": step}}
+    manifest["spec"]["checkpoint"] = {
+        **manifest["spec"]["checkpoint"],
+        "restoreFrom": {"uid": stored.uid, "step": step},
+    }
     try:
-        parse_job(made)
+        parse_job(manifest)
     except SpecError as error:
         raise UsageError(f"the new job would be refused: {error}") from error
-    return made
+    return manifest
 
 
-def _name(former: str, step: int) -> str:
-    """JOB-from-N, within the 52 characters of a name; a former -from-M is replaced."""
-    end = f"-from-{step}"
-    return re.sub(r"-from-\d+$", "", former)[: 52 - len(end)].rstrip("-") + end
+def _new_job_name(old_name: str, step: int) -> str:
+    """Returns `JOB-from-N`, cut to the 52 characters of a job name; replaces an earlier `-from-M`."""
+    suffix = f"-from-{step}"
+    return re.sub(r"-from-\d+$", "", old_name)[: 52 - len(suffix)].rstrip("-") + suffix
 
 
 # ---- suspend job -----------------------------------------------------------------------------------------------------
-# Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; what follows is the
-# operator's. `change` and `standing` are pure.
+# Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; the operator acts on it.
 
 _POLL_SECONDS = 1.0
 
@@ -173,32 +194,36 @@ def add_suspend_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
 
 
-def run_suspend(given: argparse.Namespace) -> int:
-    """Both commands: which one it is stands in `given.command`."""
-    suspend = given.command == "suspend"
-    done, text = on_cluster(given, lambda cluster: _switched(cluster, given.job, suspend, given.wait))
+def run_suspend(args: argparse.Namespace) -> int:
+    """Runs `suspend` or `resume`, whichever `args.command` names."""
+    suspend = args.command == "suspend"
+    is_done, text = on_cluster(args, lambda cluster: _set_suspend(cluster, args.job, suspend, args.wait))
     say(text)
-    return EXIT_OK if done else EXIT_FAILED
+    return EXIT_OK if is_done else EXIT_FAILED
 
 
 add_resume_arguments, run_resume = add_suspend_arguments, run_suspend
 
 
 def suspend_patch(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
-    """Builds the patch; empty where the job is so already. Raises UsageError where it would do nothing."""
+    """Builds the patch that suspends or resumes the job; empty if the spec has that value already.
+
+    Raises:
+        UsageError: The change would have no effect.
+    """
     _check_changeable(stored, "cannot be suspended or resumed")
     if bool(stored.document.get("spec", {}).get("suspend", False)) == suspend:
         return []
-    return _patch(stored, "/spec/suspend", suspend)
+    return _build_patch(stored, "/spec/suspend", suspend)
 
 
 def is_so(stored: StoredJob, suspend: bool) -> bool:
-    """Whether the job has come to where it was told to go."""
+    """Returns whether the job has reached the requested state."""
     return stored.phase == "Suspended" if suspend else stored.phase in ("Running", "Complete")
 
 
 def describe_state(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
-    """Words how far it is."""
+    """Describes the job's progress to the requested state. `waited_seconds`: 0 if the user did not wait."""
     message = stored.status.message if stored.status is not None else ""
     if is_so(stored, suspend):
         return f"{stored} is {stored.phase}: {message}"
@@ -209,12 +234,12 @@ def describe_state(stored: StoredJob, suspend: bool, waited_seconds: float) -> s
     return f"{stored} is told to go on; surefoot describe {stored.name} shows from which step"
 
 
-async def _switched(cluster: ClusterConnection, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
+async def _set_suspend(cluster: ClusterConnection, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
     stored = await read_job(cluster, name)
     if operations := suspend_patch(stored, suspend):
-        await _apply(cluster, name, operations)
-    due = time.monotonic() + wait_seconds
-    while not is_so(stored, suspend) and time.monotonic() < due:
+        await _apply_patch(cluster, name, operations)
+    deadline = time.monotonic() + wait_seconds
+    while not is_so(stored, suspend) and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
         stored = await read_job(cluster, name)
     return not wait_seconds or is_so(stored, suspend), describe_state(stored, suspend, wait_seconds)

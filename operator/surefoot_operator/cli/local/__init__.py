@@ -1,1 +1,1 @@
-"""Implements `surefoot local`: runs a TrainingJob on this machine."""
+"""Implements `surefoot local`, which runs a TrainingJob on this machine."""

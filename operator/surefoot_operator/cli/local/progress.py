@@ -1,6 +1,6 @@
-"""Follows a run folder's status, events and ledgers of steps.
+"""Follows the status, events and step ledgers in the folder of a local run.
 
-Touches files; called by `supervise` a few times a second, so it reads only what is new.
+Reads files. `supervise` polls it several times a second, so each poll reads only the lines added since the last one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 # ---- ledger of steps -------------------------------------------------------------------------------------------------
-# Counts samples along the final lineage from all workers' ledgers. Pure. An agent appends one line a finished step and
-# rank: {"generation", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}. Step
-# s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. Where steps are of unlike
-# sizes, each line tells its step's `span`, of all ranks together: it must begin where the one before ended. A job that
-# took up an older one's checkpoint counts from there on.
+# Counts samples along the final lineage from all workers' ledgers. Pure. For each finished step of each rank its agent
+# appends one line:
+# {"generation", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}.
+# Step s (the first is 1) must consume exactly the positions [(s-1)·B, s·B) of the global sample order, once. If steps
+# differ in size, each line carries its step's `span` over all ranks, which must begin where the previous step's ended. A
+# job that started from another job's checkpoint is counted from the step after it.
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One step as one rank finished it."""
+    """A ledger line: one step that one rank finished, with the loss and the sample positions it used."""
 
     generation: int
     step: int
@@ -42,25 +43,27 @@ class LedgerEntry:
     stall_seconds: float | None = None
     seconds: float | None = None
     span: tuple[int, int] | None = None
-    """Of all ranks together, where steps are of unlike sizes."""
+    """Positions [start, stop) of this step over all ranks; None if all steps have one size."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAccount:
-    """Counts of samples and steps along the final lineage.
-
-    `batch` is the largest step's samples. `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
-    that have no line of their step: a line that could not be written proves no sample lost.
-    """
+    """Counts of samples and steps along the final lineage."""
 
     steps: int
+    """Last step that was counted."""
     batch: int
+    """Samples of the largest step."""
     lost: int
+    """Samples that no rank trained on, except those counted as unknown."""
     repeated: int
+    """Samples trained on more than once, or outside their step's positions."""
     missing_steps: tuple[int, ...] = ()
+    """Steps for which no rank has a ledger line."""
     unknown: int = 0
+    """Samples missing in steps that lack a rank's line: the line may not have been written, so they need not be lost."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions [start, stop) that a rollback had loaders leave out: neither lost nor trained on."""
+    """Positions [start, stop) that loaders skipped on purpose after a rollback; not counted as lost."""
 
     @property
     def skipped_count(self) -> int:
@@ -71,21 +74,21 @@ LinesByStep = dict[int, list[LedgerEntry]]
 
 
 def parse_line(text: str) -> LedgerEntry | None:
-    """Parses one ledger line; None where a killed writer left it torn."""
+    """Parses one ledger line; None if it is incomplete because its writer was killed."""
     try:
-        body = json.loads(text)
-        if not isinstance(body, dict):
+        record = json.loads(text)
+        if not isinstance(record, dict):
             return None
-        samples, span = body.get("samples"), body.get("span")
+        samples, span = record.get("samples"), record.get("span")
         return LedgerEntry(
-            generation=int(body["generation"]),
-            step=int(body["step"]),
-            rank=int(body["rank"]),
-            loss=None if body.get("loss") is None else float(body["loss"]),
+            generation=int(record["generation"]),
+            step=int(record["step"]),
+            rank=int(record["rank"]),
+            loss=None if record.get("loss") is None else float(record["loss"]),
             samples=None if samples is None else tuple((int(start), int(stop)) for start, stop in samples),
-            at_seconds=float(body["at"]),
-            stall_seconds=body.get("stall_seconds"),
-            seconds=body.get("seconds"),
+            at_seconds=float(record["at"]),
+            stall_seconds=record.get("stall_seconds"),
+            seconds=record.get("seconds"),
             span=None if span is None else (int(span[0]), int(span[1])),
         )
     except (ValueError, KeyError, TypeError, IndexError):
@@ -93,155 +96,168 @@ def parse_line(text: str) -> LedgerEntry | None:
 
 
 def counted_lines(lines: Iterable[LedgerEntry], lineage: Lineage) -> LinesByStep:
-    """Keeps each step's lines of the one epoch whose execution counts."""
+    """Groups lines by step and drops those of executions that a later generation rolled back and repeated."""
     if not lineage:
         return {}
-    last = lineage[-1].generation
-    of_step: dict[int, list[LedgerEntry]] = defaultdict(list)
-    kept: dict[int, int | None] = {}
+    newest_generation = lineage[-1].generation
+    lines_by_step: dict[int, list[LedgerEntry]] = defaultdict(list)
+    generation_by_step: dict[int, int | None] = {}
     for line in lines:
-        if line.step not in kept:
-            kept[line.step] = generation_of_step(lineage, last, line.step)
-        if line.generation == kept[line.step]:
-            of_step[line.step].append(line)
-    return dict(of_step)
+        if line.step not in generation_by_step:
+            generation_by_step[line.step] = generation_of_step(lineage, newest_generation, line.step)
+        if line.generation == generation_by_step[line.step]:
+            lines_by_step[line.step].append(line)
+    return dict(lines_by_step)
 
 
-def world_size_by_step(of_step: Mapping[int, Sequence[LedgerEntry]], lineage: Lineage) -> dict[int, int]:
-    """Maps each step to the number of ranks that executed it."""
-    if not of_step:
+def world_size_by_step(lines_by_step: Mapping[int, Sequence[LedgerEntry]], lineage: Lineage) -> dict[int, int]:
+    """Maps each step to the world size of the generation whose execution counts."""
+    if not lines_by_step:
         return {}
-    sizes = {entry.generation: entry.world_size for entry in lineage}
-    found = {step: generation_of_step(lineage, lineage[-1].generation, step) for step in range(1, max(of_step) + 1)}
-    return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
+    sizes_by_generation = {entry.generation: entry.world_size for entry in lineage}
+    generation_by_step = {
+        step: generation_of_step(lineage, lineage[-1].generation, step) for step in range(1, max(lines_by_step) + 1)
+    }
+    return {
+        step: sizes_by_generation[generation]
+        for step, generation in generation_by_step.items()
+        if generation in sizes_by_generation
+    }
 
 
-def drop_unfinished(of_step: LinesByStep, ranks: Mapping[int, int]) -> LinesByStep:
-    """Drops the newest steps that not every rank has finished.
-
-    An interrupted run ends in the middle of them.
-    """
-    left = dict(of_step)
-    while left and len({line.rank for line in left[max(left)]}) < ranks.get(max(left), 0):
-        del left[max(left)]
-    return left
+def drop_unfinished(lines_by_step: LinesByStep, ranks: Mapping[int, int]) -> LinesByStep:
+    """Drops the newest steps that not every rank has finished, as an interrupted run leaves them."""
+    remaining_lines = dict(lines_by_step)
+    while remaining_lines and len({line.rank for line in remaining_lines[max(remaining_lines)]}) < ranks.get(
+        max(remaining_lines), 0
+    ):
+        del remaining_lines[max(remaining_lines)]
+    return remaining_lines
 
 
 def count_samples(
-    of_step: Mapping[int, Sequence[LedgerEntry]],
+    lines_by_step: Mapping[int, Sequence[LedgerEntry]],
     first: int = 1,
     ranks: Mapping[int, int] | None = None,
     skips: Mapping[int, int] | None = None,
 ) -> SampleAccount | None:
-    """Counts samples from step `first` on; None where no loader reports any.
+    """Counts samples from step `first` to the last one; None if no loader reports any.
 
-    `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost. `skips`: of each
-    step before which loaders left something out, how many steps' batches (`skips_of`).
+    Args:
+        ranks: World size of each step (`world_size_by_step`). Without it, samples of a missing line count as lost.
+        skips: Step -> number of steps whose batches loaders skipped on purpose before it (`skips_of`).
     """
-    told = {step: [span for line in lines for span in line.samples or ()] for step, lines in of_step.items()}
-    if not any(told.values()):
+    spans_by_step = {
+        step: [span for line in lines for span in line.samples or ()] for step, lines in lines_by_step.items()
+    }
+    if not any(spans_by_step.values()):
         return None
-    last = max(of_step)
-    batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
-    ends = _ends(of_step)
-    begin = _begin(told.get(first, []), first, batch)
+    last_step = max(lines_by_step)
+    batch = max(sum(stop - start for start, stop in spans) for spans in spans_by_step.values())
+    ends = _end_positions(lines_by_step)
+    begin = _begin_position(spans_by_step.get(first, []), first, batch)
     lost = repeated = unknown = 0
     skipped = list[tuple[int, int]]()
-    for step in range(first, last + 1):
-        spans = told.get(step, [])
-        left_out = (skips or {}).get(step, 0)
-        if left_out and spans:
-            goes_on = min(start for start, _ in spans)
-            goes_on = goes_on if ends else min(goes_on, begin + left_out * batch)
-            skipped += [(begin, goes_on)] if goes_on > begin else []
-            begin = max(begin, goes_on)
+    for step in range(first, last_step + 1):
+        spans = spans_by_step.get(step, [])
+        skipped_steps = (skips or {}).get(step, 0)
+        if skipped_steps and spans:
+            resume_position = min(start for start, _ in spans)
+            resume_position = resume_position if ends else min(resume_position, begin + skipped_steps * batch)
+            skipped += [(begin, resume_position)] if resume_position > begin else []
+            begin = max(begin, resume_position)
         size = sum(stop - start for start, stop in spans) if ends else batch
         end = max(begin, ends.get(step, begin + size))
-        missing, twice = _compare(spans, begin, end)
-        unwritten = len({line.rank for line in of_step.get(step, ())}) < (ranks or {}).get(step, 0)
-        unknown, lost = (unknown + missing, lost) if unwritten else (unknown, lost + missing)
-        repeated += twice
+        missing, extra = _count_missing_and_extra(spans, begin, end)
+        has_unwritten_lines = len({line.rank for line in lines_by_step.get(step, ())}) < (ranks or {}).get(step, 0)
+        unknown, lost = (unknown + missing, lost) if has_unwritten_lines else (unknown, lost + missing)
+        repeated += extra
         begin = end
-    nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
-    return SampleAccount(last, batch, lost, repeated, nobody, unknown, tuple(skipped))
+    missing_steps = tuple(step for step in range(first, last_step + 1) if step not in lines_by_step)
+    return SampleAccount(last_step, batch, lost, repeated, missing_steps, unknown, tuple(skipped))
 
 
 def skips_of(lineage: Lineage, skipped: Iterable[SkippedData]) -> dict[int, int]:
-    """Maps first steps of epochs to the steps left out before."""
+    """Maps each generation's first step to the number of steps whose batches were skipped before it."""
     history = set(ancestor_generations(lineage, lineage[-1].generation)) if lineage else set()
-    begins = {entry.generation: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
-    return {begins[one.generation]: one.steps for one in skipped if one.generation in history}
+    first_steps = {entry.generation: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
+    return {first_steps[skip.generation]: skip.steps for skip in skipped if skip.generation in history}
 
 
-def _ends(of_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, int]:
-    """Where each step ends that tells its span, or that the next one's span follows; empty where none tells it."""
-    told = {step: [line.span for line in lines if line.span is not None] for step, lines in of_step.items()}
-    found = {step - 1: min(start for start, _ in spans) for step, spans in told.items() if spans}
-    return found | {step: max(stop for _, stop in spans) for step, spans in told.items() if spans}
+def _end_positions(lines_by_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, int]:
+    """Maps steps to their end position, from their own or the next step's span; empty if no line has a span."""
+    spans_by_step = {
+        step: [line.span for line in lines if line.span is not None] for step, lines in lines_by_step.items()
+    }
+    ends_from_next = {step - 1: min(start for start, _ in spans) for step, spans in spans_by_step.items() if spans}
+    return ends_from_next | {step: max(stop for _, stop in spans) for step, spans in spans_by_step.items() if spans}
 
 
-def _begin(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:
-    """Where step `first` must begin. Of an older job only its loader's position is known: its batches may have differed.
+def _begin_position(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:
+    """Returns the position at which step `first` must begin.
 
-    A loader that stands at 0 all the same has taken nothing up: it is counted as if it should have.
+    After a start from another job's checkpoint, the loader's reported position is used, since the other job's batch size
+    may have differed. A loader at position 0 did not restore its state, so the samples it should have skipped count.
     """
-    told = min((start for start, _ in spans), default=0)
-    return told if first > 1 and told > 0 else (first - 1) * batch
+    reported_start = min((start for start, _ in spans), default=0)
+    return reported_start if first > 1 and reported_start > 0 else (first - 1) * batch
 
 
-def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
-    """How many positions of [begin, end) no span has, and how many positions are there too often or foreign."""
-    covered, position, total = 0, begin, 0
+def _count_missing_and_extra(
+    spans: Sequence[tuple[int, int]], begin_position: int, end_position: int
+) -> tuple[int, int]:
+    """Returns how many positions of the range no span contains, and how many are repeated or outside the range."""
+    covered, position, reported = 0, begin_position, 0
     for start, stop in sorted(spans):
-        total += stop - start
-        inside = min(stop, end) - max(start, position)
+        reported += stop - start
+        inside = min(stop, end_position) - max(start, position)
         if inside > 0:
             covered += inside
-            position = min(stop, end)
-    return (end - begin) - covered, total - covered
+            position = min(stop, end_position)
+    return (end_position - begin_position) - covered, reported - covered
 
 
-def mean_loss_by_step(of_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, float]:
-    """Returns each step's loss: the mean over ranks of what they passed to `Checkpointer.step`.
+def mean_loss_by_step(lines_by_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, float]:
+    """Returns each step's loss: the mean over ranks of the values passed to `Checkpointer.step`.
 
-    A rank passes the loss that it called `backward()` on. Where shares are uneven that loss carries `Batch.weight` already, so
-    that the plain mean is the mean over all samples; a weight by samples here would count it twice.
+    A rank passes the loss on which it called `backward()`. For uneven shares that loss includes `Batch.weight`, so the
+    plain mean is the mean over all samples; weighting by samples here would apply the weight twice.
     """
     loss_by_step: dict[int, float] = {}
-    for step, lines in of_step.items():
+    for step, lines in lines_by_step.items():
         rank_losses = [line.loss for line in lines if line.loss is not None]
         if not rank_losses:
             continue
-        # ranks that report one and the same global loss must not lose its last bits to an average
+        # If all ranks report the same global loss, averaging would only round its last bits.
         is_global = len(set(rank_losses)) == 1
         loss_by_step[step] = rank_losses[0] if is_global else sum(rank_losses) / len(rank_losses)
     return loss_by_step
 
 
-def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """The largest difference of two loss curves; None without a common step."""
-    shared = mine.keys() & other.keys()
-    return max((_apart(mine[step], other[step]) for step in shared), default=None)
+def largest_difference(losses: Mapping[int, float], other_losses: Mapping[int, float]) -> float | None:
+    """Returns the largest difference between two loss curves; None if they have no step in common."""
+    shared_steps = losses.keys() & other_losses.keys()
+    return max((_loss_difference(losses[step], other_losses[step]) for step in shared_steps), default=None)
 
 
-def _apart(one: float, other: float) -> float:
-    """Two that are no number in the same way are equal; a number and none are as far apart as JSON can say."""
-    if one == other or (math.isnan(one) and math.isnan(other)):
+def _loss_difference(loss: float, other_loss: float) -> float:
+    """Returns the absolute difference; NaN equals NaN. If only one is finite, the largest float that JSON can express."""
+    if loss == other_loss or (math.isnan(loss) and math.isnan(other_loss)):
         return 0.0
-    return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
+    return abs(loss - other_loss) if math.isfinite(loss) and math.isfinite(other_loss) else sys.float_info.max
 
 
 def finished_step(lines: Iterable[LedgerEntry], generation: int, world_size: int) -> int:
-    """The newest step that every rank of the epoch has finished."""
-    newest: dict[int, int] = {}
+    """Returns the newest step that every rank of the generation has finished; 0 if there is none."""
+    newest_step_by_rank: dict[int, int] = {}
     for line in lines:
         if line.generation == generation:
-            newest[line.rank] = max(newest.get(line.rank, 0), line.step)
-    return min(newest.values()) if len(newest) >= world_size > 0 else 0
+            newest_step_by_rank[line.rank] = max(newest_step_by_rank.get(line.rank, 0), line.step)
+    return min(newest_step_by_rank.values()) if len(newest_step_by_rank) >= world_size > 0 else 0
 
 
 def median_stall_seconds(lines: Iterable[LedgerEntry]) -> float | None:
-    """The median time that a save blocked a training step."""
+    """Returns the median time for which a save blocked training; None if no line has one."""
     stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
     return statistics.median(stalls) if stalls else None
 
@@ -251,7 +267,7 @@ def median_stall_seconds(lines: Iterable[LedgerEntry]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """One event from the operator."""
+    """An event that the operator recorded."""
 
     at_seconds: float
     reason: str
@@ -261,7 +277,7 @@ class RunEvent:
 
 @dataclass(slots=True)
 class _LineTail:
-    """A file that only grows, read up to `offset`; a line without its end waits for it."""
+    """Reader of an append-only file from `offset` on; a last line without a line end stays for the next read."""
 
     path: Path
     offset: int = 0
@@ -273,32 +289,32 @@ class _LineTail:
                 content = file.read()
         except FileNotFoundError:
             return
-        whole = content.rpartition(b"\n")[0]
-        if not whole:
+        complete_lines = content.rpartition(b"\n")[0]
+        if not complete_lines:
             return
-        self.offset += len(whole) + 1
-        for line in whole.split(b"\n"):
+        self.offset += len(complete_lines) + 1
+        for line in complete_lines.split(b"\n"):
             yield line.decode(errors="replace")
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """Collects a run's history, of which status keeps only the newest."""
+    """Collects the whole history of a run; the status keeps only its newest part."""
 
     folder: RunFolder
     status: JobStatus = field(default_factory=JobStatus)
     newest: dict[str, dict[int, LedgerEntry]] = field(default_factory=dict)
-    """Ledger name (`worker-INDEX-ATTEMPT`) -> rank -> its newest line."""
+    """Ledger name (`worker-INDEX-ATTEMPT`) -> rank -> that rank's newest line."""
     incidents: dict[tuple[int, float], Incident] = field(default_factory=dict)
     lineage_of: dict[int, LineageEntry] = field(default_factory=dict)
     completed: set[Checkpoint] = field(default_factory=set)
     checkpoint_bytes: int | None = None
-    """Of the newest complete checkpoint whose manifests were seen."""
+    """Bytes of the newest complete checkpoint that was measured; None before the first."""
     _tails: dict[str, _LineTail] = field(default_factory=dict)
     _stamp: tuple[int, int] = (0, 0)
 
     def poll(self) -> list[RunEvent]:
-        """Reads what is new; returns new events in order."""
+        """Reads everything added since the last call; returns the new events in order."""
         self._read_status()
         for path in sorted(self.folder.ledger_folder.glob("*.jsonl")):
             ranks = self.newest.setdefault(path.stem, {})
@@ -306,30 +322,32 @@ class RunProgress:
                 line = parse_line(text)
                 if line is not None:
                     ranks[line.rank] = line
-        return [e for text in self._tail(self.folder.events_file).lines() if (e := _event(text)) is not None]
+        return [
+            event for text in self._tail(self.folder.events_file).lines() if (event := _parse_event(text)) is not None
+        ]
 
     @property
     def lineage(self) -> Lineage:
-        """Every epoch ever committed, also those that status has dropped."""
-        return tuple(self.lineage_of[epoch] for epoch in sorted(self.lineage_of))
+        """Every generation ever committed, including those that the status no longer lists."""
+        return tuple(self.lineage_of[generation] for generation in sorted(self.lineage_of))
 
     @property
     def finished_step(self) -> int:
-        """The newest step that every rank of the present epoch has finished."""
-        world = self.status.membership
-        if world is None:
+        """Newest step that every rank of the current generation has finished; 0 if there is none."""
+        membership = self.status.membership
+        if membership is None:
             return 0
-        # two attempts of one worker write two files: the epoch tells their ranks apart
+        # Two attempts of one worker write two files with the same ranks; `finished_step` selects by generation.
         lines = [line for ranks in self.newest.values() for line in ranks.values()]
-        return finished_step(lines, world.generation, world.world_size)
+        return finished_step(lines, membership.generation, membership.world_size)
 
     @property
     def reached_step(self) -> int:
-        """The current step; while an epoch restores, the step it restores."""
-        world = self.status.membership
-        if world is None or world.state == "Claimed":
+        """Current step of the job; while a generation restores, the step that it restores."""
+        membership = self.status.membership
+        if membership is None or membership.state == "Claimed":
             return self.status.step
-        return max(self.finished_step, world.parent.step if world.parent is not None else 0)
+        return max(self.finished_step, membership.parent.step if membership.parent is not None else 0)
 
     def lines_by_worker(self) -> Iterator[tuple[str, LedgerEntry]]:
         """Reads every ledger line with its worker, as `INDEX-ATTEMPT`."""
@@ -346,10 +364,10 @@ class RunProgress:
 
     def _read_status(self) -> None:
         try:
-            found = self.folder.status_file.stat()
+            stat = self.folder.status_file.stat()
         except FileNotFoundError:
             return
-        stamp = (found.st_mtime_ns, found.st_ino)
+        stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -362,9 +380,9 @@ class RunProgress:
             self.completed.add(self.status.last_complete)
 
 
-def _event(text: str) -> RunEvent | None:
+def _parse_event(text: str) -> RunEvent | None:
     try:
-        body: dict[str, Any] = json.loads(text)
-        return RunEvent(float(body["at"]), str(body["reason"]), str(body["message"]), bool(body["warning"]))
+        record: dict[str, Any] = json.loads(text)
+        return RunEvent(float(record["at"]), str(record["reason"]), str(record["message"]), bool(record["warning"]))
     except (ValueError, KeyError, TypeError):
-        return None  # cannot be: whole lines only are read; people lose a sentence, the run nothing
+        return None  # Not expected, as only complete lines are read. Only the display of this event is lost.

@@ -1,6 +1,6 @@
-"""Supervises one local run: starts processes, injects faults, waits for the end.
+"""Supervises one local run: starts its processes, injects faults and waits for its end.
 
-Touches the machine and the run folder; called by `run_local`. Whatever happens, `Supervisor.run` leaves nothing running.
+Acts on local processes and the run folder; called by `run_local`, which stops every process afterwards.
 """
 
 from __future__ import annotations
@@ -30,36 +30,39 @@ log = logging.getLogger(__name__)
 
 
 # ---- size of the checkpoint ------------------------------------------------------------------------------------------
-# Reads the size of a complete checkpoint from the holders' indexes. Called below every few seconds; every call has a
-# short timeout.
+# Reads the size of a complete checkpoint from the indexes of the memory servers. The supervisor does so every few
+# seconds, so each call has a short timeout.
 
 _CALL_SECONDS = 0.3
 
 
 def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) -> int | None:
-    """Adds up one checkpoint's bytes over ranks; None while any is missing."""
-    found: dict[int, RankManifest] = {}
+    """Returns the bytes of one checkpoint over all ranks; None while the save of any rank is missing."""
+    manifests_by_rank: dict[int, RankManifest] = {}
     for node in nodes:
-        for manifest in chain(*(_index_of(job, node, holder) for holder in node.servers)):
+        for manifest in chain(*(_manifests_of(job, node, server) for server in node.servers)):
             if manifest.save.checkpoint == checkpoint:
-                found[manifest.save.rank] = manifest
-    if not found or len(found) < next(iter(found.values())).world_size:
+                manifests_by_rank[manifest.save.rank] = manifest
+    if not manifests_by_rank or len(manifests_by_rank) < next(iter(manifests_by_rank.values())).world_size:
         return None
-    return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
+    return sum(
+        manifest.stream_bytes + manifest.values_bytes + manifest.digests_bytes
+        for manifest in manifests_by_rank.values()
+    )
 
 
-def _index_of(job: str, node: NodeRecord, server: MemoryServerRecord) -> tuple[RankManifest, ...]:
+def _manifests_of(job: str, node: NodeRecord, server: MemoryServerRecord) -> tuple[RankManifest, ...]:
     host, port, password = server.host, server.port, server.admin_password
     admin = MemoryServerAdmin(host, port, password, _CALL_SECONDS)
     try:
-        place = MemoryServerEndpoint(MemoryServerInstance(node.name, admin.read_instance()), host, port, node.domain)
-        client = MemoryServerClient(place, job, Credentials("", password), _CALL_SECONDS)
+        endpoint = MemoryServerEndpoint(MemoryServerInstance(node.name, admin.read_instance()), host, port, node.domain)
+        client = MemoryServerClient(endpoint, job, Credentials("", password), _CALL_SECONDS)
         try:
             return client.read_index().manifests
         finally:
             client.close()
     except (SurefootError, ValueError):
-        return ()  # damaged, just killed, or not provisioned yet: a figure for people is not worth waiting for
+        return ()  # damaged, just killed, or not provisioned yet: a size that is only displayed is not worth a retry
     finally:
         admin.close()
 
@@ -70,51 +73,52 @@ TICK_SECONDS = 0.05
 _NODES_UP_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 10.0
 _MEASURE_SECONDS = 3.0
-_ROOM_SECONDS = 1.0
+_DISK_CHECK_SECONDS = 1.0
 _MIN_FREE_BYTES = 256 << 10
-"""A status and a round of ledger lines take less."""
+"""Enough for one status file and one ledger line per rank; with less the disk counts as full."""
 
 OPERATOR_RESTARTS = 3
-"""Restarts of the operator without a step between them."""
+"""Allowed restarts of a crashed operator without a finished step in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The run that is supervised and shown."""
+    """The run that is supervised and displayed: its job, nodes, processes and progress."""
 
     progress: RunProgress
     machine: LocalNodes
     nodes: tuple[str, ...]
     job: TrainingJob
     total_steps: int | None = None
-    """How many steps the job makes, where it says so."""
+    """Number of steps that the job intends to run; None if it does not declare one."""
 
 
 class Supervisor:
     """Runs one job to its end and injects its faults.
 
-    `show` is called every tick, `tell` with each event's sentence and whether it is a warning.
+    `show` is called at every tick to update the display, `report` with the sentence of each event and whether it is a
+    warning.
     """
 
     def __init__(
         self,
-        scene: RunContext,
+        context: RunContext,
         faults: tuple[Fault, ...],
         show: Callable[[], None],
-        tell: Callable[[str, bool], None],
+        report: Callable[[str, bool], None],
         stop: StopRequest,
     ) -> None:
-        self._scene = scene
-        self._machine = scene.machine
-        self._progress = scene.progress
+        self._context = context
+        self._machine = context.machine
+        self._progress = context.progress
         self._show = show
-        self._tell = tell
+        self._report = report
         self._stop = stop
-        self.faults = FaultInjector(faults, scene.machine, tell)
-        self._restarts = self._restart_step = 0
-        self._measure_at = self._room_at = 0.0
-        self._full = False
-        self._lost = self._nodes_up = False
+        self.faults = FaultInjector(faults, context.machine, report)
+        self._operator_restarts = self._last_restart_step = 0
+        self._next_measure_seconds = self._disk_check_seconds = 0.0
+        self._is_disk_full = False
+        self._is_checkpoint_lost = self._nodes_up = False
 
     def run(self) -> None:
         """Runs until the job is complete or failed.
@@ -122,7 +126,7 @@ class Supervisor:
         Raises RunError if it cannot continue, KeyboardInterrupt once a stop is requested.
         """
         self._machine.start_operator()
-        for name in self._scene.nodes:
+        for name in self._context.nodes:
             self._machine.start_node(name)
         self._wait_for_nodes()
         self._nodes_up = True
@@ -131,22 +135,26 @@ class Supervisor:
         self._wait_for_workers()
 
     def tick(self) -> None:
+        """Waits a moment, then runs every check once and updates the display."""
         self._stop.wait(TICK_SECONDS)
         self._stop.raise_if_requested()
         self._check_folder()
         self._machine.poll()
         for event in self._progress.poll():
-            self._tell(_sentence(event), event.warning)
+            self._report(_event_sentence(event), event.warning)
         self.faults.tick(self._progress.finished_step)
         self.check_operator()
         self.check_nodes()
-        self._check_room()
-        self._check_loss()
+        self._check_disk_space()
+        self._check_checkpoint_lost()
         self.measure_checkpoint()
         self._show()
 
     def _check_folder(self) -> None:
-        """The run folder holds the job's status: without it no failure is handled, and no process would report that."""
+        """Raises RunError if the run folder was removed.
+
+        It contains the job's status. Without it no failure can be handled, and no other process would report that.
+        """
         folder = self._machine.folder.root
         if not folder.is_dir():
             raise RunError(
@@ -155,107 +163,121 @@ class Supervisor:
             )
 
     def measure_checkpoint(self) -> None:
-        """Looks up the size of the newest complete checkpoint, seldom: it hardly changes."""
+        """Measures the newest complete checkpoint every few seconds, as its size hardly changes."""
         newest = self._progress.status.last_complete
-        if newest is None or time.monotonic() < self._measure_at:
+        if newest is None or time.monotonic() < self._next_measure_seconds:
             return
-        self._measure_at = time.monotonic() + _MEASURE_SECONDS
-        # a frozen Redis would make everybody wait
-        names = [name for name in self._scene.nodes if name not in self._machine.frozen_nodes]
+        self._next_measure_seconds = time.monotonic() + _MEASURE_SECONDS
+        # Skip frozen_nodes nodes: each call to their Redis would block the supervisor until its timeout.
+        names = [name for name in self._context.nodes if name not in self._machine.frozen_nodes]
         nodes = [record for name in names if (record := self._machine.read_node_record(name)) is not None]
         try:
-            size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
-        except Exception as error:  # noqa: BLE001  # a figure for people must never end the run that it is about
+            size_bytes = checkpoint_bytes(self._context.job.uid, nodes, newest)
+        except Exception as error:  # noqa: BLE001  # a size that is only displayed must never end the run
             log.warning("the size of %s could not be measured: %r", newest, error)
             return
-        self._progress.checkpoint_bytes = size or self._progress.checkpoint_bytes
+        self._progress.checkpoint_bytes = size_bytes or self._progress.checkpoint_bytes
 
-    def _check_room(self) -> None:
-        """Warns on the terminal of a full disk: processes cannot write that into their logs."""
-        if time.monotonic() < self._room_at:
+    def _check_disk_space(self) -> None:
+        """Warns on the terminal of a full disk, because processes can no longer write to their logs."""
+        if time.monotonic() < self._disk_check_seconds:
             return
-        self._room_at = time.monotonic() + _ROOM_SECONDS
+        self._disk_check_seconds = time.monotonic() + _DISK_CHECK_SECONDS
         root = self._machine.folder.root
         try:
-            full = shutil.disk_usage(root).free < _MIN_FREE_BYTES
-        except OSError:  # no alarm without a figure, as for a folder that was removed
-            full = False
-        if full and not self._full:
-            self._tell(
+            is_full = shutil.disk_usage(root).free < _MIN_FREE_BYTES
+        except OSError:  # unknown, for example because the folder was removed: do not warn
+            is_full = False
+        if is_full and not self._is_disk_full:
+            self._report(
                 f"the disk of {root} is full: training continues, but no failure can be handled, because the operator"
                 " cannot write its status; logs and ledgers wait too: free some space",
                 True,
             )
-        elif self._full and not full:
-            self._tell(f"the disk of {root} has free space again", False)
-        self._full = full
+        elif self._is_disk_full and not is_full:
+            self._report(f"the disk of {root} has free space again", False)
+        self._is_disk_full = is_full
 
-    def _check_loss(self) -> None:
-        """A job that waits for a person says so in its events; here the person is at the keyboard."""
-        lost = any(c.type == CHECKPOINT_LOST for c in self._progress.status.conditions)
-        if lost and not self._lost:
-            self._tell(
+    def _check_checkpoint_lost(self) -> None:
+        """Explains on the terminal how to continue if the job has lost its checkpoints and waits for a decision."""
+        is_lost = any(condition.type == CHECKPOINT_LOST for condition in self._progress.status.conditions)
+        if is_lost and not self._is_checkpoint_lost:
+            self._report(
                 "the job waits for a decision: stop the run with Ctrl-C; with checkpoint.onTotalLoss: Restart in the job's"
                 " file another run starts over by itself",
                 True,
             )
-        self._lost = lost
+        self._is_checkpoint_lost = is_lost
 
     def _wait_for_nodes(self) -> None:
+        """Waits until the memory servers of all nodes run. Raises RunError if a node fails or takes too long."""
         deadline = time.monotonic() + _NODES_UP_SECONDS
-        waiting = set(self._scene.nodes)
-        while waiting:
+        starting_nodes = set(self._context.nodes)
+        while starting_nodes:
             self.tick()
-            for name in sorted(waiting):
+            for name in sorted(starting_nodes):
                 record = self._machine.read_node_record(name)
                 if record is not None and record.servers:
-                    waiting.discard(name)
-                log = self._machine.folder.logs_folder / f"{name}.log"
+                    starting_nodes.discard(name)
+                log_path = self._machine.folder.logs_folder / f"{name}.log"
                 if record is not None and record.message:
                     raise RunError(f"{name} failed to start: {record.message}")
                 if self._machine.node_exit_code(name) is not None:
-                    raise RunError(f"{name} exited during its start: {last_log_line(log)} (log: {log})")
+                    raise RunError(f"{name} exited during its start: {last_log_line(log_path)} (log: {log_path})")
             if time.monotonic() > deadline:
-                raise RunError(f"{', '.join(sorted(waiting))} did not start within {_NODES_UP_SECONDS:g} s")
+                raise RunError(f"{', '.join(sorted(starting_nodes))} did not start within {_NODES_UP_SECONDS:g} s")
 
     def _wait_for_workers(self) -> None:
-        """Workers that were told to leave flush and go by themselves; the rest ends with the nodes."""
+        """Gives workers time to flush and exit after their shutdown order; the rest end with their nodes."""
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
         while time.monotonic() < deadline and self._machine.count_running_workers():
             self.tick()
         for event in self._progress.poll():
-            self._tell(_sentence(event), event.warning)
+            self._report(_event_sentence(event), event.warning)
         self._show()
 
     def check_operator(self) -> None:
-        """Restarts an operator that no fault ended, unless it died too often without a step between.
+        """Restarts an operator that ended without an injected fault.
 
-        A run under many faults may need any number of restarts; one that crashes before every first step would be
-        restarted for ever.
+        The limit counts only restarts without a finished step in between: a run with many faults may need any number of
+        restarts, but an operator that crashes before every first step must not be restarted forever.
+
+        Raises:
+            RunError: The operator ended too often without progress.
         """
-        code, step = self._machine.operator_exit_code(), self._progress.finished_step
-        if code is None:
+        exit_code, step = self._machine.operator_exit_code(), self._progress.finished_step
+        if exit_code is None:
             return
-        self._restarts = 1 if step > self._restart_step else self._restarts + 1
-        self._restart_step = step
-        log = self._machine.folder.logs_folder / "operator.log"
-        if self._restarts > OPERATOR_RESTARTS:
+        self._operator_restarts = 1 if step > self._last_restart_step else self._operator_restarts + 1
+        self._last_restart_step = step
+        log_path = self._machine.folder.logs_folder / "operator.log"
+        if self._operator_restarts > OPERATOR_RESTARTS:
             raise RunError(
-                f"the operator exited with code {code} and made no progress: {last_log_line(log)} (log: {log})"
+                f"the operator exited with code {exit_code} and made no progress: {last_log_line(log_path)} (log: {log_path})"
             )
-        self._tell(f"the operator exited with code {code} and is restarted: {last_log_line(log)} (log: {log})", True)
+        self._report(
+            f"the operator exited with code {exit_code} and is restarted: {last_log_line(log_path)} (log: {log_path})",
+            True,
+        )
         self._machine.start_operator()
 
     def check_nodes(self) -> None:
-        """A node that no fault ended: its workers are replaced elsewhere, and only its log says why it is gone."""
+        """Reports nodes that ended without an injected fault, with the last line of their log.
+
+        Raises:
+            RunError: No node is left and none will return.
+        """
         if not self._nodes_up or self._progress.status.phase in ("Complete", "Failed"):
             return
-        for name, code in self._machine.collect_unexpected_exits().items():
-            log = self._machine.folder.logs_folder / f"{name}.log"
-            self._tell(f"{name} ended unasked with code {code}: {last_log_line(log)} (log: {log})", True)
+        for name, exit_code in self._machine.collect_unexpected_exits().items():
+            log_path = self._machine.folder.logs_folder / f"{name}.log"
+            self._report(
+                f"{name} ended unasked with code {exit_code}: {last_log_line(log_path)} (log: {log_path})", True
+            )
         if not self.faults.any_returns and not self._machine.has_nodes():
             raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")
 
 
-def _sentence(event: RunEvent) -> str:
+def _event_sentence(event: RunEvent) -> str:
+    """Renders an event as `Reason: message`."""
     return f"{event.reason}: {event.message}"

@@ -1,7 +1,7 @@
-"""Shows a running job: a live table on a terminal, else plain lines.
+"""Shows a running job: as a live table on a terminal, else as plain lines.
 
-Drawn by the caller's thread: a thread of its own would be one more parent that child processes could die with.
-`RunSnapshot` is pure; `RunView` reads the run folder and writes to the terminal.
+The caller's thread draws. Child processes die with the thread that forked them, so the display adds no thread that could
+become such a parent. `RunSnapshot` is pure; `RunView` reads the run folder and writes to the terminal.
 """
 
 from __future__ import annotations
@@ -34,40 +34,41 @@ _LINE_SECONDS = 2.0
 _BAR_WIDTH = 60
 _RATE_SECONDS = 15.0
 _LONG_SECONDS = 2.0
-"""What takes less is not worth a word."""
+"""A phase shorter than this is shown without its duration."""
 
 
 class Row(NamedTuple):
-    """A worker on its node, or a node without one.
-
-    `doing`: its present phase (warming up, restoring …) while it has finished no step.
-    """
+    """A table row: a worker on its node, or a node without a worker."""
 
     node: str
     state: str
+    """State of the node: up, down, frozen, cordoned or drained."""
     worker: str = ""
+    """Name of the worker; empty on a node without one."""
     doing: str = ""
+    """Phase of a worker that has not finished a step in this generation; else empty."""
     lines: tuple[LedgerEntry, ...] = ()
+    """Newest ledger line of each of the worker's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What is shown of a run at one moment."""
+    """The displayed state of a run at one moment."""
 
     name: str
     status: JobStatus
     step: int
     total_steps: int | None = None
-    """Steps that the job says it makes."""
+    """Number of steps that the job intends to run; None if it does not declare one."""
     steps_per_second: float | None = None
     loss: float | None = None
     checkpoint_seconds: float = 0.0
-    """How long the newest complete checkpoint is known."""
+    """Seconds since the newest complete checkpoint was first observed."""
     rows: tuple[Row, ...] = ()
 
     def headline(self) -> str:
-        """Renders job, epoch, step, rate, loss and checkpoint in one line."""
-        world, total, rate, saved = (
+        """Renders job, generation, step, rate, loss and checkpoint in one line."""
+        membership, total_steps, steps_per_second, checkpoint = (
             self.status.membership,
             self.total_steps,
             self.steps_per_second,
@@ -76,17 +77,20 @@ class RunSnapshot:
         parts = (
             self.name,
             self.status.phase,
-            "no epoch yet" if world is None else f"epoch {world.generation}  world {world.world_size}",
-            f"step {self.step}" + (f" of {total} ({min(100, 100 * self.step // total)}%)" if total else ""),
-            f"{rate:.3g} steps/s" if rate else "",
-            f"{age(max(0, total - self.step) / rate)} left" if total and rate else "",
+            "no epoch yet" if membership is None else f"epoch {membership.generation}  world {membership.world_size}",
+            f"step {self.step}"
+            + (f" of {total_steps} ({min(100, 100 * self.step // total_steps)}%)" if total_steps else ""),
+            f"{steps_per_second:.3g} steps/s" if steps_per_second else "",
+            f"{age(max(0, total_steps - self.step) / steps_per_second)} left"
+            if total_steps and steps_per_second
+            else "",
             f"loss {self.loss:.4f}" if self.loss is not None else "",
-            f"checkpoint step {saved.step}, {self.checkpoint_seconds:.1f} s old" if saved is not None else "",
+            f"checkpoint step {checkpoint.step}, {self.checkpoint_seconds:.1f} s old" if checkpoint is not None else "",
         )
         return "  ".join(filter(None, parts))
 
     def waits(self) -> str:
-        """Says why no step is made; empty while steps are made."""
+        """Explains why no steps are made; empty while the job makes steps."""
         workers_by_phase: dict[str, list[str]] = {}
         for row in self.rows:
             if row.doing:
@@ -97,13 +101,13 @@ class RunSnapshot:
 
 
 def draw(snapshot: RunSnapshot) -> Group:
-    """Renders progress, reason for waiting, and workers for a terminal."""
+    """Renders the progress, the reason for waiting and the table of workers for a terminal."""
     parts: list[RenderableType] = [Text(escape_control_characters(snapshot.headline()))]
     if snapshot.total_steps is not None:
-        line = Table.grid()  # a bar alone ends no line
-        done = min(snapshot.step, snapshot.total_steps)
-        line.add_row(ProgressBar(total=snapshot.total_steps, completed=done, width=_BAR_WIDTH))
-        parts.append(line)
+        progress_line = Table.grid()  # a progress bar alone does not end its line
+        done_steps = min(snapshot.step, snapshot.total_steps)
+        progress_line.add_row(ProgressBar(total=snapshot.total_steps, completed=done_steps, width=_BAR_WIDTH))
+        parts.append(progress_line)
     if waits := snapshot.waits():
         parts.append(Text(escape_control_characters(waits), style="dim"))
     table = Table(expand=False)
@@ -111,8 +115,13 @@ def draw(snapshot: RunSnapshot) -> Group:
         table.add_column(name, justify="right" if name in ("rank", "generation", "step", "loss") else "left")
     for row in snapshot.rows:
         cells = [
-            (str(line.rank), str(line.generation), str(line.step), "" if line.loss is None else f"{line.loss:.4f}")
-            for line in row.lines
+            (
+                str(progress_line.rank),
+                str(progress_line.generation),
+                str(progress_line.step),
+                "" if progress_line.loss is None else f"{progress_line.loss:.4f}",
+            )
+            for progress_line in row.lines
         ]
         for rank_cells in cells or [("",) * 4]:
             table.add_row(*row[:3], *rank_cells, style="" if row.state == "up" else "red")
@@ -120,10 +129,10 @@ def draw(snapshot: RunSnapshot) -> Group:
 
 
 class RunView:
-    """The display of one run; a context manager that restores the terminal."""
+    """Displays one run; a context manager that restores the terminal at its end."""
 
-    def __init__(self, scene: RunContext, is_plain: bool) -> None:
-        self._scene = scene
+    def __init__(self, context: RunContext, is_plain: bool) -> None:
+        self._context = context
         self._console = Console()
         is_live = sys.stdout.isatty() and not is_plain
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
@@ -133,7 +142,7 @@ class RunView:
         self._line = ""
 
     def show(self) -> None:
-        """Draws the run as it is now, unless that was done a moment ago."""
+        """Draws the current state of the run, unless it was drawn a moment ago."""
         now = time.monotonic()
         if now < self._next_seconds:
             return
@@ -148,7 +157,7 @@ class RunView:
             say(f"{clock()} {line}")
 
     def tell(self, sentence: str, warning: bool) -> None:
-        """Prints one sentence above the table."""
+        """Prints one sentence above the live table, or as a line of its own."""
         if self._live is None:
             say(f"{clock()} {'! ' if warning else ''}{sentence}")
         else:
@@ -168,41 +177,45 @@ class RunView:
             self._live.stop()
 
     def take(self, now: float) -> RunSnapshot:
-        """Takes a snapshot at `now` on the monotonic clock."""
-        progress = self._scene.progress
-        status, world = progress.status, progress.status.membership
+        """Reads the state of the run. `now`: seconds on the monotonic clock."""
+        progress = self._context.progress
+        status, membership = progress.status, progress.status.membership
         if status.last_complete != self._checkpoint[0]:
             self._checkpoint = (status.last_complete, now)
-        rows = tuple(self._rows(world))
-        newest = max((line for row in rows for line in row.lines), key=lambda line: line.step, default=None)
+        rows = tuple(self._rows(membership))
+        newest_line = max((line for row in rows for line in row.lines), key=lambda line: line.step, default=None)
         return RunSnapshot(
-            self._scene.job.name,
+            self._context.job.name,
             status,
             progress.reached_step,
-            self._scene.total_steps,
-            self._rate.steps_per_second(now, world.generation if world is not None else 0, progress.finished_step),
-            newest.loss if newest is not None else None,
+            self._context.total_steps,
+            self._rate.steps_per_second(
+                now, membership.generation if membership is not None else 0, progress.finished_step
+            ),
+            newest_line.loss if newest_line is not None else None,
             now - self._checkpoint[1],
             rows,
         )
 
     def _rows(self, membership: Membership | None) -> Iterator[Row]:
-        rows: dict[str, list[Row]] = {}
-        members = {(m.index, m.attempt) for m in membership.members} if membership is not None else set()
-        for worker in read_all_worker_files(self._scene.machine.folder):
+        rows_by_node: dict[str, list[Row]] = {}
+        members = {(member.index, member.attempt) for member in membership.members} if membership is not None else set()
+        for worker in read_all_worker_files(self._context.machine.folder):
             record = worker.record
             if record.node is None or worker.has_ended:
                 continue
             name = f"worker-{record.index}-{record.attempt}"
-            lines = newest_of(self._scene.progress.newest.get(name, {}), membership)
+            lines = newest_of(self._context.progress.newest.get(name, {}), membership)
             is_member = (record.index, record.attempt) in members
             phase = "" if lines else phase_of(membership, is_member, record.created_seconds, time.time())
-            rows.setdefault(record.node, []).append(Row(record.node, self._node_state(record.node), name, phase, lines))
-        for node in self._scene.nodes:
-            yield from rows.get(node) or [Row(node, self._node_state(node))]
+            rows_by_node.setdefault(record.node, []).append(
+                Row(record.node, self._node_state(record.node), name, phase, lines)
+            )
+        for node in self._context.nodes:
+            yield from rows_by_node.get(node) or [Row(node, self._node_state(node))]
 
     def _node_state(self, node: str) -> str:
-        machine = self._scene.machine
+        machine = self._context.machine
         if node in machine.frozen_nodes:
             return "frozen"
         if node in machine.cordoned_nodes:
@@ -212,17 +225,18 @@ class RunView:
 
 @dataclass(slots=True)
 class ProgressRate:
-    """Measures steps a second over a sliding window.
+    """Measures steps per second over a sliding window.
 
-    A new epoch clears the window: the steps that it restored were not trained.
+    A new generation clears the window, because the steps that it restored were not trained.
     """
 
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
-    _epoch: int = 0
+    _generation: int = 0
 
     def steps_per_second(self, now: float, generation: int, step: int) -> float | None:
-        if generation != self._epoch:
-            self._epoch = generation
+        """Adds a measurement and returns the rate over the window; None if it is not known yet."""
+        if generation != self._generation:
+            self._generation = generation
             self._steps.clear()
         if step <= 0:
             return None
@@ -230,25 +244,27 @@ class ProgressRate:
             self._steps.append((now, step))
         while len(self._steps) > 2 and now - self._steps[0][0] > _RATE_SECONDS:
             self._steps.popleft()
-        (begin, first), (_, last) = self._steps[0], self._steps[-1]
-        # up to now, not to the last step: a world that stands must be seen to slow down
-        return (last - first) / (now - begin) if last > first and now > begin else None
+        (first_seconds, first_step), (_, last_step) = self._steps[0], self._steps[-1]
+        # Measure up to now, not to the last step: the rate of a job that makes no more steps must fall.
+        return (
+            (last_step - first_step) / (now - first_seconds) if last_step > first_step and now > first_seconds else None
+        )
 
 
 def newest_of(ranks: Mapping[int, LedgerEntry], membership: Membership | None) -> tuple[LedgerEntry, ...]:
-    """Each rank's newest line in the present epoch."""
-    epoch = membership.generation if membership is not None else 0
-    return tuple(line for _, line in sorted(ranks.items()) if line.generation == epoch)
+    """Returns the newest lines that belong to the current generation, by rank. `ranks`: each rank's newest line."""
+    generation = membership.generation if membership is not None else 0
+    return tuple(line for _, line in sorted(ranks.items()) if line.generation == generation)
 
 
 def phase_of(membership: Membership | None, is_member: bool, created_seconds: float, now: float) -> str:
-    """Names the phase of a worker that has finished no step yet."""
-    words, since = "warming up (importing torch and the program's modules) or waiting to join", created_seconds
+    """Describes the phase of a worker that has not finished a step yet; times are Unix times."""
+    phase, start_seconds = "warming up (importing torch and the program's modules) or waiting to join", created_seconds
     if membership is not None and is_member:
-        since = membership.changed_seconds
-        words = (
-            "stopped until the new world begins"
+        start_seconds = membership.changed_seconds
+        phase = (
+            "stopped until the new membership begins"
             if membership.state == "Claimed"
             else "restoring and making its first step"
         )
-    return f"{words}, since {age(now - since)}" if now - since >= _LONG_SECONDS else words
+    return f"{phase}, since {age(now - start_seconds)}" if now - start_seconds >= _LONG_SECONDS else phase

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.protocol.messages import NodeFinding
 from surefoot.protocol.text import escape_control_characters, join_names, shorten
@@ -65,11 +65,11 @@ class JoinCheck:
                     _describe_early_end(records, results)
                 )  # proves nothing, but is reported by a notice
             self._record_pass()
-        blame = "node" if self._blamed else "unknown"
+        blame: Literal["node", "unknown"] = "node" if self._blamed else "unknown"
         return [
             NodeFinding(str(record["reason"]), escape_control_characters(str(record["text"])), blame)
             for record in failed
-        ]  # type: ignore[arg-type]
+        ]
 
     def _passed_recently(self) -> bool:
         try:
