@@ -58,11 +58,12 @@ def test_the_readme_shows_the_same_script_and_commands() -> None:
 def test_by_itself_it_says_where_its_checkpoints_are_and_goes_on_from_them(folder: Path) -> None:
     first = run(block("sh", "python"), folder)
     assert "continuing from step 0\n" in first
-    assert first.count("checkpoints go to surefoot-checkpoints/train;") == 1
+    place = f"checkpoints go to {folder}/surefoot-checkpoints/train/default"
+    assert first.count(f"{place}; this run begins at step 0") == 1
     # the same checkpoints, on two ranks: said once, and all steps are done
     again = run(block("sh", "torchrun --nproc"), folder)
     assert again.count("continuing from step 200") == 2  # two ranks write to one pipe: lines may run into each other
-    assert again.count("checkpoints go to") == 1
+    assert again.count(f"{place}; this run continues from step 200 of the run begun with `train.py`") == 1
 
 
 @pytest.mark.slow

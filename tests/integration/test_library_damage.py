@@ -258,9 +258,9 @@ def test_another_program_in_the_folder_is_told_whose_it_is(
     with caplog.at_level(logging.WARNING):
         Training(folder).checkpointer.close()
     told = " ".join(record.getMessage() for record in caplog.records)
-    assert "was last written by" in told
-    assert "/home/other/finetune.py" in told
-    assert "job= or a folder=" in told
+    assert " of the run begun with `" in told
+    assert "this is another program, /home/other/finetune.py" in told
+    assert "end it now and give it a job_uid= or a folder=" in told
 
 
 def listings(folder: Path, *requests: ListPersistent) -> list[PersistentPage]:

@@ -259,11 +259,10 @@ def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_sta
     assert second.ended() == 0
     assert "writes here too, as epoch 1" in second.text()
     [restored] = map(int, re.findall(r"^restored (\d+)$", second.text(), re.MULTILINE))
-    first.wait_for("has begun epoch 2 beside this program's epoch 1")
-    (tmp_path / "stop").touch()
-    assert first.ended() == 1, "its last step is on a branch that nobody takes up"
-    assert " is not saved, this program saved no step: " in first.text()
-    assert "another program began a newer epoch" in first.text()
+    assert first.ended() == 1, "its next steps would be on a branch that nobody takes up"
+    assert "OtherWriter: " in first.text()
+    assert f"process {second.process.pid} on " in first.text()
+    assert "has begun generation 2 while this program runs generation 1" in first.text()
     third = program(0)
     assert third.ended() == 0
     assert f"restored {restored + 24}" in third.text(), "what the newer start saved counts"
@@ -277,4 +276,5 @@ def test_an_overtaken_program_is_found_by_one_small_read(tmp_path: Path, caplog:
         assert not watch.check(tier)
         tier.claim_generation()
         assert watch.check(tier)
-        assert "has begun epoch 2 beside this program's epoch 1" in caplog.text
+        assert "has begun generation 2 while this program runs generation 1" in caplog.text
+        assert watch.refusal in caplog.text

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from surefoot.checkpointer.library_mode.end_signal import EndSignal, grace_secon
 from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.checkpointer.library_mode.library import RestoreAgreement
 from surefoot.checkpointer.library_mode.other_writers import WriterWatch
+from surefoot.checkpointer.library_mode.run_identity import changed_folder_hint, default_folder
 from surefoot.checkpointer.process_group import current_process_group, decide_on_rank_zero
-from surefoot.errors import ConfigurationError
+from surefoot.errors import ConfigurationError, OtherWriter
 from surefoot.flush.garbage_collection import RetentionThread
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
@@ -66,12 +66,19 @@ class ConnectedBackend:
     """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
     ending: EndSignal | None = None
     """What SIGTERM does; None where an agent gets it."""
+    watch: WriterWatch | None = None
+    """Finds out that another program claimed a newer generation; None on ranks above 0 and under an agent."""
 
     def lineage(self) -> Lineage:
         return lineage_of(self.backend.attached)
 
     def close(self, step: int, offered: bool = False) -> None:
         self.backend.close(step, offered)
+
+    def refuse_overtaken(self) -> None:
+        """Raises OtherWriter where another program has begun a newer generation in this job's folder."""
+        if self.watch is not None and self.watch.refusal:
+            raise OtherWriter(self.watch.refusal)
 
     def refuse_unsaved(self, step: int) -> None:
         """Raises LastStepNotSaved where a program without an agent has not saved `step`."""
@@ -90,7 +97,12 @@ def connect_backend(
 
         link = AgentBackend.connect(environment)
         return connect_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))
-    return start_in_process(library_settings(options, environment), environment)
+    hint = ""
+    if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
+        # rank 0 logs the place: a first try needs no setting, and two scripts do not restore each other's checkpoints
+        options = replace(options, folder=str(default_folder(_OWN_FOLDER)))
+        hint = changed_folder_hint() or " (folder= or SUREFOOT_PERSISTENT_URI names another place)"
+    return start_in_process(library_settings(options, environment), environment, hint)
 
 
 def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) -> ConnectedBackend:
@@ -114,7 +126,9 @@ def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) ->
     )
 
 
-def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.environ) -> ConnectedBackend:
+def start_in_process(
+    settings: JobSettings, environment: Mapping[str, str] = os.environ, hint: str = ""
+) -> ConnectedBackend:
     """Claims an epoch with all ranks and starts this rank's drain.
 
     Raises ConfigurationError where no folder is named.
@@ -129,7 +143,7 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
 
     def claim() -> str:
         with closing(open_persistent(persistent, settings.job, create_root=True)) as tier:
-            return library.claim(tier, world.size, allowed=library.Allowed.of(environment))
+            return library.claim(tier, world.size, allowed=library.Allowed.of(environment), hint=hint)
 
     decision = library.StartDecision.from_text(decide_on_rank_zero(world, claim))
     about = library.build_attach_reply(decision, world, settings)
@@ -151,7 +165,9 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
     sources = (persistent_source(persistent, settings.job),)
     together = RestoreAgreement(world, decision, again, moved)
     ending = EndSignal(world, about.generation, grace_seconds(), lambda: link.saved_step)
-    return ConnectedBackend(link, settings, sources, LIBRARY_TIMEOUT_SECONDS, agreement=together, ending=ending)
+    return ConnectedBackend(
+        link, settings, sources, LIBRARY_TIMEOUT_SECONDS, agreement=together, ending=ending, watch=watch
+    )
 
 
 def lineage_of(about: Attached) -> Lineage:
@@ -161,18 +177,10 @@ def lineage_of(about: Attached) -> Lineage:
 def library_settings(options: LibraryOptions, environment: Mapping[str, str]) -> JobSettings:
     """Overlays the script's options on the environment's settings.
 
-    An interval applies to the folder too: every save is kept there. Where neither names a folder it is one of the
-    script's own, below the current one, and rank 0 logs it: a first try needs no setting, and two scripts do not
-    restore each other's checkpoints.
+    An interval applies to the folder too: every save is kept there. Where neither names a folder it is `default_folder`.
     """
     if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
-        options = replace(options, folder=str(Path(_OWN_FOLDER, Path(sys.argv[0]).stem or "python")))
-        if environment.get("RANK", "0") == "0":
-            _log.warning(
-                "checkpoints go to %s; folder= or SUREFOOT_PERSISTENT_URI (file:///folder, s3://bucket/prefix)"
-                " names another place",
-                options.folder,
-            )
+        options = replace(options, folder=str(default_folder(_OWN_FOLDER)))
     spoken = {**environment, "SUREFOOT_JOB_UID": options.job or environment.get("SUREFOOT_JOB_UID") or "default"}
     if options.folder is not None:
         spoken["SUREFOOT_PERSISTENT_URI"] = _uri(options.folder)

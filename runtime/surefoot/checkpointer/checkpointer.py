@@ -246,6 +246,7 @@ class Checkpointer:
 
         Raises:
             ConfigurationError: restore() was not called although a checkpoint is there, or a loader prefetched batches.
+            OtherWriter: without an agent, another program has begun a newer generation in this job's folder.
             StateNotRestorable: an object's state could be saved and not restored.
         """
         self._reject_in_child("step")
@@ -254,6 +255,7 @@ class Checkpointer:
             usage_checks.require_restored(self._backend.attached.parent)
         with self._reports.not_counted():
             self._finish_step(loss, grad_norm)
+        self._connected.refuse_overtaken()
         ending = self._connected.ending
         if ending is not None and ending.is_due(self._step):
             if self._open_step is not None:

@@ -1,4 +1,4 @@
 """Defines the saved bytes: streams, digests, manifests, plain values (docs/format.md).
 
-No torch: the agent hashes and describes what trainers staged, and tensors become boxes and names before they get here.
+It does not import torch, because the agent hashes and describes staged saves; callers pass tensors as names and boxes.
 """

@@ -1,4 +1,4 @@
-"""Builds rank manifests from saves and checks them against what was read."""
+"""Builds rank manifests of saves, and checks digest tables and values that were read against them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 
 _OBJECTS = re.compile(rb'\{"format":\d+,"values":\{("loss_anomaly":true,)?"objects":')
-"""How values begin that say whose state each object's is: found without reading the rest, which may be long."""
+"""Start of values that contain the objects' digests; the rest, which may be long, need not be parsed."""
 _OBJECTS_BYTES = 1 << 20
 
 
@@ -23,13 +23,13 @@ def objects_of(values: bytes) -> tuple[tuple[str, str], ...]:
     head = _OBJECTS.match(values)
     if head is None:
         return ()
-    rest = values[head.end() : head.end() + _OBJECTS_BYTES].decode(errors="replace")
-    told, _ = json.JSONDecoder().raw_decode(rest)
-    return tuple(sorted((str(name), str(value)) for name, value in told.items()))
+    objects_json = values[head.end() : head.end() + _OBJECTS_BYTES].decode(errors="replace")
+    digests_by_object, _ = json.JSONDecoder().raw_decode(objects_json)
+    return tuple(sorted((str(name), str(value)) for name, value in digests_by_object.items()))
 
 
 def is_suspect(values: bytes) -> bool:
-    """Whether a rank's values say that its loss was not finite."""
+    """Returns whether a rank's values record a loss anomaly."""
     head = _OBJECTS.match(values)
     return head is not None and head[1] is not None
 
@@ -61,16 +61,16 @@ def build_manifest(
 
 
 def check_digests(manifest: RankManifest, table: bytes, where: str) -> None:
-    """Raises Corrupt, naming the copy, for another than the manifest's table."""
+    """Raises Corrupt, naming the copy, if a digest table is not the manifest's."""
     _check(manifest, "digest table", (table, manifest.digests_bytes, manifest.digests_digest), where)
 
 
 def check_values(manifest: RankManifest, values: bytes, where: str) -> None:
-    """Raises Corrupt, naming the copy, for other than the manifest's values."""
+    """Raises Corrupt, naming the copy, if values are not the manifest's."""
     _check(manifest, "values", (values, manifest.values_bytes, manifest.values_digest), where)
 
 
-def _check(manifest: RankManifest, what: str, found: tuple[bytes, int, str], where: str) -> None:
-    data, size, wanted = found
-    if len(data) != size or digest(data) != wanted:
-        raise Corrupt(f"the {what} of {manifest.save} at {where} does not match its manifest; another copy is needed")
+def _check(manifest: RankManifest, part: str, data_size_digest: tuple[bytes, int, str], where: str) -> None:
+    data, size, expected_digest = data_size_digest
+    if len(data) != size or digest(data) != expected_digest:
+        raise Corrupt(f"the {part} of {manifest.save} at {where} does not match its manifest; another copy is needed")

@@ -1,8 +1,9 @@
 """Encodes plain values as tagged JSON and decodes them exactly.
 
-Param groups, schedules, positions, RNG states. What JSON says stays as it is; everything else is an object with the
-key `~` that names its kind. What `values` does not know goes through the caller's hook (torch's own small types), so
-that this room needs no torch. A value that cannot be said, or read back, is an error that names its key.
+Used for param groups, schedules, positions and RNG states. JSON's own values are written unchanged; every other value
+is an object whose key `~` names its kind. Kinds that this module does not support go through the caller's hook (torch's
+small types), so that this package does not need torch. A value that cannot be encoded or decoded raises an error that
+names its key.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from uuid import UUID
 from surefoot.errors import StateMismatch, StateNotRestorable
 
 # ---- kinds of values -------------------------------------------------------------------------------------------------
-# Encodes values beyond JSON by an explicit kind; nothing saved is executed. Containers keep their kind; enums,
-# dataclasses and named tuples name their class, which the reading process must have loaded itself: nothing is imported
-# because a checkpoint says so. Used below, and by who walks such values.
+# Encodes values beyond JSON by an explicit kind; decoding never executes saved code. Containers keep their kind. Enums,
+# dataclasses and named tuples name their class, which the reading process must have loaded already: a checkpoint never
+# causes an import. Used below, and by code that walks such values.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class NamedObject:
         return f"{self.module}:{self.name}"
 
 
-def _fraction(text: str) -> Fraction:
-    """As `str` writes one: of an exponent Python would work out all digits, for days."""
+def _parse_fraction(text: str) -> Fraction:
+    """Parses `numerator/denominator` only: Fraction("1e999999999") would compute for days."""
     numerator, _, denominator = text.partition("/")
     return Fraction(int(numerator), int(denominator or "1"))
 
 
 ENCODED_AS_TEXT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    Fraction: (str, _fraction),
+    Fraction: (str, _parse_fraction),
     Decimal: (str, Decimal),
     UUID: (str, UUID),
     date: (date.isoformat, date.fromisoformat),
@@ -66,27 +67,41 @@ ENCODED_AS_TEXT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] =
     datetime: (lambda v: [v.isoformat(), v.fold], lambda of: datetime.fromisoformat(of[0]).replace(fold=of[1])),
     time: (lambda v: [v.isoformat(), v.fold], lambda of: time.fromisoformat(of[0]).replace(fold=of[1])),
 }
-"""What a JSON value says whole: how it is written, and read. The tag is the class' name."""
+"""Classes that one JSON value represents completely, with encoder and decoder. The tag is the class name."""
 
 KIND_BY_TAG = {kind.__name__: kind for kind in ENCODED_AS_TEXT}
 
 _NAMESPACES: dict[str, type] = {"Namespace": Namespace, "SimpleNamespace": SimpleNamespace}
-_OWN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object, OrderedDict)
-_PLAIN_TYPES: dict[str, type] = {kind.__name__: kind for kind in _OWN}
+_BUILTIN_TYPES: tuple[type, ...] = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    object,
+    OrderedDict,
+)
+_PLAIN_TYPES: dict[str, type] = {kind.__name__: kind for kind in _BUILTIN_TYPES}
 
 
 def timezone_is_plain(value: datetime | time) -> bool:
-    """Whether a zone is a fixed UTC offset, or there is none.
+    """Returns whether a value has no time zone or a fixed UTC offset.
 
-    A text keeps nothing else of it.
+    ISO text cannot represent any other zone.
     """
     return value.tzinfo is None or type(value.tzinfo) is timezone
 
 
 def name_of(value: Any) -> NamedObject | None:
-    """The name that finds a class or function again in its module.
+    """Returns the name by which a class or function can be found in its module.
 
-    None if none does.
+    None if the name does not lead back to it.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
@@ -94,26 +109,26 @@ def name_of(value: Any) -> NamedObject | None:
     return NamedObject(module, name) if resolve_name(NamedObject(module, name)) is value else None
 
 
-def resolve_name(what: NamedObject) -> Any:
-    """Looks a name up in the modules that this process loaded."""
-    here: Any = sys.modules.get(what.module)
-    for part in what.name.split("."):
-        here = getattr(here, part, None)
-    return here
+def resolve_name(named_object: NamedObject) -> Any:
+    """Resolves a name among the modules that this process has loaded; None if it is not there."""
+    value: Any = sys.modules.get(named_object.module)
+    for part in named_object.name.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def is_nameable(value: Any) -> bool:
     return isinstance(value, type | FunctionType | BuiltinFunctionType)
 
 
-def plain_type(what: NamedObject) -> type | None:
-    """One of Python's own types by name, else None."""
-    kind = _PLAIN_TYPES.get(what.name)
-    return kind if kind is not None and kind.__module__ == what.module else None
+def plain_type(named_object: NamedObject) -> type | None:
+    """Returns a Python built-in type by name, else None."""
+    kind = _PLAIN_TYPES.get(named_object.name)
+    return kind if kind is not None and kind.__module__ == named_object.module else None
 
 
 def container_of(value: Any) -> str | None:
-    """The kind of a container beyond JSON's own, else None."""
+    """Returns the kind of a container that JSON does not have, else None."""
     kind = type(value)
     if kind in (deque, defaultdict, Counter, Namespace, SimpleNamespace):
         return kind.__name__
@@ -122,7 +137,7 @@ def container_of(value: Any) -> str | None:
 
 @lru_cache(maxsize=1024)
 def shape_of(kind: Hashable) -> str | None:
-    """`namedtuple` or `dataclass`, if such a class is one."""
+    """Returns `namedtuple` or `dataclass` if a class is one, else None."""
     assert isinstance(kind, type), "a class"
     if kind is NamedObject:
         return None
@@ -133,7 +148,7 @@ def shape_of(kind: Hashable) -> str | None:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass or namespace that are set."""
+    """Returns the fields of a dataclass or namespace that are set."""
     if isinstance(value, Namespace | SimpleNamespace):
         return dict(vars(value))
     return {f.name: getattr(value, f.name) for f in fields(value) if hasattr(value, f.name)}
@@ -144,20 +159,20 @@ def field_names(kind: Any) -> set[str]:
 
 
 def beyond_fields(value: Any) -> list[str]:
-    """Attributes of a dataclass that are no fields."""
+    """Lists the attributes of a dataclass object that are not fields."""
     return sorted(set(getattr(value, "__dict__", ())) - field_names(value))
 
 
-def build_without_init(kind: type, held: dict[str, Any]) -> Any:
-    """Makes a dataclass or namespace without running its code."""
+def build_without_init(kind: type, values_by_field: dict[str, Any]) -> Any:
+    """Builds a dataclass or namespace without running its code."""
     if kind in _NAMESPACES.values():
-        holder: Any = kind()
-        # not by setattr: a namespace may hold a name such as `__dict__` that an object gives to nobody
-        vars(holder).update(held)
-        return holder
+        namespace: Any = kind()
+        # not by setattr: a namespace may contain a name such as `__dict__`, which setattr would interpret
+        vars(namespace).update(values_by_field)
+        return namespace
     value: Any = object.__new__(kind)
-    for name, one in held.items():
-        object.__setattr__(value, name, one)
+    for name, field_value in values_by_field.items():
+        object.__setattr__(value, name, field_value)
     return value
 
 
@@ -166,37 +181,37 @@ def namespace_class(tag: str) -> type | None:
 
 
 def map_container(value: Any, each: Callable[[Any, Any], Any]) -> Any:
-    """The same container around `each(key, held)`; the value itself if it is none."""
+    """Rebuilds a container from `each(key, item)`; returns other values unchanged."""
     kind = type(value)
     if kind in (dict, OrderedDict):
-        return kind((key, each(key, held)) for key, held in value.items())
+        return kind((key, each(key, item)) for key, item in value.items())
     if kind in (list, tuple):
-        return kind(each(index, held) for index, held in enumerate(value))
+        return kind(each(index, item) for index, item in enumerate(value))
     match container_of(value):
         case None:
             return value
         case "deque":
-            return deque((each(index, held) for index, held in enumerate(value)), value.maxlen)
+            return deque((each(index, item) for index, item in enumerate(value)), value.maxlen)
         case "defaultdict":
-            return defaultdict(value.default_factory, {key: each(key, held) for key, held in value.items()})
+            return defaultdict(value.default_factory, {key: each(key, item) for key, item in value.items()})
         case "Counter":
-            return Counter({key: each(key, held) for key, held in value.items()})
+            return Counter({key: each(key, item) for key, item in value.items()})
         case "namedtuple":
-            return tuple.__new__(kind, (each(name, held) for name, held in zip(kind._fields, value, strict=True)))
-    return build_without_init(kind, {name: each(name, held) for name, held in fields_of(value).items()})
+            return tuple.__new__(kind, (each(name, item) for name, item in zip(kind._fields, value, strict=True)))
+    return build_without_init(kind, {name: each(name, item) for name, item in fields_of(value).items()})
 
 
-def find_class(what: NamedObject, shape: str) -> type | None:
-    """Finds a loaded enum, dataclass or named tuple; `shape` says which.
+def find_class(named_object: NamedObject, shape: str) -> type | None:
+    """Finds a loaded enum, dataclass or named tuple; `shape` is `enum`, `dataclass` or `namedtuple`.
 
-    None if the name is of something else.
+    None if the name belongs to something else.
     """
-    kind = resolve_name(what)
-    if not isinstance(kind, type) or kind.__module__ == builtins.__name__:
+    found_class = resolve_name(named_object)
+    if not isinstance(found_class, type) or found_class.__module__ == builtins.__name__:
         return None
     if shape == "enum":
-        return kind if issubclass(kind, Enum) else None
-    return kind if shape_of(kind) == shape else None
+        return found_class if issubclass(found_class, Enum) else None
+    return found_class if shape_of(found_class) == shape else None
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -204,41 +219,44 @@ def find_class(what: NamedObject, shape: str) -> type | None:
 VALUES_FORMAT = 2
 TAG = "~"
 MAX_DEPTH = 200
-"""Nesting beyond this is taken for a value that contains itself."""
+"""Deeper nesting is treated as a value that contains itself."""
 
 Inner = Callable[[Any], Any]
-"""Writes, or reads, a value that lies in another."""
+"""Encodes or decodes a nested value."""
 Encoder = Callable[[Any, Inner], Mapping[str, Any] | None]
 Decoder = Callable[[str, Mapping[str, Any], Inner], Any]
-"""Gets the kind and all of the object; raises KeyError for a kind that it does not know."""
+"""Decodes (kind, whole object, decoder of nested values); raises KeyError for an unknown kind."""
 
-_WRONG = (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError)
+_DECODE_ERRORS = (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError)
 _ARRAY_KINDS = "biufcmMUS"
 _WIDE_BITS = 1024
-"""Whole numbers beyond this are written in hexadecimal, because Python limits decimal ones."""
-_WAY_OUT = "leave it out of state_dict, or give it as numbers, text, tensors, enums or dataclasses"
+"""Longer integers are written in hexadecimal, because Python limits the digits of decimal ones."""
+_REMEDY = "leave it out of state_dict, or give it as numbers, text, tensors, enums or dataclasses"
 
 
 def encode_values(values: Mapping[str, Any], other: Encoder | None = None) -> bytes:
-    """Encodes a values blob; `other` encodes what has no kind here.
+    """Encodes a values blob; `other` encodes values of kinds that this module does not support.
 
-    It returns an object with `~`, or None.
+    `other` returns an object with the key `~`, or None for a value that it does not support either.
     """
-    body = {name: _encode(value, name, other, 0) for name, value in values.items()}
-    return json.dumps({"format": VALUES_FORMAT, "values": body}, separators=(",", ":"), allow_nan=False).encode()
+    encoded = {name: _encode(value, name, other, 0) for name, value in values.items()}
+    return json.dumps({"format": VALUES_FORMAT, "values": encoded}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode_values(data: bytes, other: Decoder | None = None) -> dict[str, Any]:
-    """The inverse. `other` gets the objects that the encoder's hook gave."""
+    """Decodes a values blob; `other` decodes the objects that the encoder's hook returned.
+
+    Raises StateMismatch for another format, or for values that this version does not write.
+    """
     try:
-        body = json.loads(data)
-        if body["format"] != VALUES_FORMAT:
+        record = json.loads(data)
+        if record["format"] != VALUES_FORMAT:
             raise StateMismatch(
-                f"the values are of format {body['format']!r}, this version reads {VALUES_FORMAT}: restore with the"
+                f"the values are of format {record['format']!r}, this version reads {VALUES_FORMAT}: restore with the"
                 " surefoot that wrote them"
             )
-        return {name: _decode(value, name, other) for name, value in body["values"].items()}
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, MemoryError, *_WRONG) as error:
+        return {name: _decode(value, name, other) for name, value in record["values"].items()}
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, MemoryError, *_DECODE_ERRORS) as error:
         raise StateMismatch(f"the values of a checkpoint are not what this version writes: {error!r}") from error
 
 
@@ -262,15 +280,15 @@ def _encode(value: Any, path: str, other: Encoder | None, depth: int) -> Any:
 
 
 def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, depth: int) -> dict[str, Any]:
-    def each(item: Any, where: str) -> Any:
-        return _encode(item, f"{path}{where}", other, depth + 1)
+    def each(item: Any, suffix: str) -> Any:
+        return _encode(item, f"{path}{suffix}", other, depth + 1)
 
     if kind in (dict, OrderedDict, defaultdict, Counter):
         pairs = [
             [_encode(key, f"a key of {path}", other, depth + 1), each(v, f"[{key!r}]")] for key, v in value.items()
         ]
-        body = {TAG: kind.__name__, "of": pairs}
-        return body if kind is not defaultdict else body | {"factory": _factory(value, path)}
+        encoded = {TAG: kind.__name__, "of": pairs}
+        return encoded if kind is not defaultdict else encoded | {"factory": _factory_name(value, path)}
     if kind is complex:
         return {TAG: "complex", "of": [each(value.real, ".real"), each(value.imag, ".imag")]}
     if kind in (bytes, bytearray):
@@ -287,57 +305,57 @@ def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, dep
     if _is_numpy(value, kind):
         shape = list(value.shape) if kind.__name__ == "ndarray" else None  # a scalar is not a 0-d array
         return {TAG: "numpy", "dtype": value.dtype.str, "shape": shape, "of": b64encode(value.tobytes()).decode()}
-    said = None if other is None else other(value, lambda item: each(item, ""))
-    found = _encode_classed(value, kind, path, each) if said is None else dict(said)
-    if found is None:
-        raise StateNotRestorable(f"{path} is {_article(kind)}, which cannot be saved as a plain value: {_WAY_OUT}")
-    return found
+    other_encoding = None if other is None else other(value, lambda item: each(item, ""))
+    encoded_value = _encode_classed(value, kind, path, each) if other_encoding is None else dict(other_encoding)
+    if encoded_value is None:
+        raise StateNotRestorable(f"{path} is {_type_phrase(kind)}, which cannot be saved as a plain value: {_REMEDY}")
+    return encoded_value
 
 
 def _encode_classed(value: Any, kind: type, path: str, each: Callable[[Any, str], Any]) -> dict[str, Any] | None:
-    """Values of classes that are named, and named things themselves."""
+    """Encodes classes, functions, and objects of enums, dataclasses, named tuples and namespaces."""
     if kind is NamedObject:
         return {TAG: "name", "of": str(value)}
     if is_nameable(value):
-        return {TAG: "name", "of": str(_name(value, path))}
+        return {TAG: "name", "of": str(_require_name(value, path))}
     if isinstance(value, Enum):
         member = {"value": each(value.value, ".value")} if isinstance(value, Flag) else {"name": value.name}
-        return {TAG: "enum", "of": str(_name(kind, path)), **member}
+        return {TAG: "enum", "of": str(_require_name(kind, path)), **member}
     match container_of(value):
         case "namedtuple":
             items = [each(item, f".{name}") for name, item in zip(value._fields, value, strict=True)]
-            return {TAG: "namedtuple", "of": str(_name(kind, path)), "items": items}
+            return {TAG: "namedtuple", "of": str(_require_name(kind, path)), "items": items}
         case "dataclass":
-            if beyond := beyond_fields(value):
+            if extra_attributes := beyond_fields(value):
                 raise StateNotRestorable(
-                    f"{path} is {_article(kind)} with {beyond[0]!r}, which is no field: {_WAY_OUT}"
+                    f"{path} is {_type_phrase(kind)} with {extra_attributes[0]!r}, which is no field: {_REMEDY}"
                 )
-            held = {name: each(v, f".{name}") for name, v in fields_of(value).items()}
-            return {TAG: "dataclass", "of": str(_name(kind, path)), "fields": held}
+            encoded_fields = {name: each(v, f".{name}") for name, v in fields_of(value).items()}
+            return {TAG: "dataclass", "of": str(_require_name(kind, path)), "fields": encoded_fields}
         case "Namespace" | "SimpleNamespace" as tag:
             return {TAG: tag, "of": {name: each(v, f".{name}") for name, v in vars(value).items()}}
     return None
 
 
-def _name(what: Any, path: str) -> NamedObject:
-    found = name_of(what)
-    if found is None:
+def _require_name(value: Any, path: str) -> NamedObject:
+    name = name_of(value)
+    if name is None:
         raise StateNotRestorable(
-            f"{path} is of {getattr(what, '__qualname__', what)!r}, which no module has under that name (it was made"
-            f" inside a function?): define it at the top of a module, or {_WAY_OUT}"
+            f"{path} is of {getattr(value, '__qualname__', value)!r}, which no module has under that name (it was made"
+            f" inside a function?): define it at the top of a module, or {_REMEDY}"
         )
-    return found
+    return name
 
 
-def _factory(value: defaultdict[Any, Any], path: str) -> str | None:
+def _factory_name(value: defaultdict[Any, Any], path: str) -> str | None:
     if value.default_factory is None:
         return None
-    named = name_of(value.default_factory)
-    if named is None or plain_type(named) is None:
+    factory = name_of(value.default_factory)
+    if factory is None or plain_type(factory) is None:
         raise StateNotRestorable(
-            f"{path} is a defaultdict of {value.default_factory!r}, which is none of Python's own types: {_WAY_OUT}"
+            f"{path} is a defaultdict of {value.default_factory!r}, which is none of Python's own types: {_REMEDY}"
         )
-    return str(named)
+    return str(factory)
 
 
 def _is_numpy(value: Any, kind: type) -> bool:
@@ -347,7 +365,7 @@ def _is_numpy(value: Any, kind: type) -> bool:
     return value.dtype.kind in _ARRAY_KINDS
 
 
-def _article(kind: type) -> str:
+def _type_phrase(kind: type) -> str:
     return f"a {kind.__module__}.{kind.__qualname__}"
 
 
@@ -370,78 +388,88 @@ def _decode(value: Any, path: str, other: Decoder | None) -> Any:
 
 
 def _decode_tagged(tag: str, value: dict[str, Any], path: str, other: Decoder | None) -> Any:
-    of = value.get("of")
+    content = value.get("of")
     match tag:
         case "float":
-            return float(str(of))
+            return float(str(content))
         case "int":
-            return int(str(of), 16)
+            return int(str(content), 16)
         case "complex":
-            return complex(*_decode(of, path, other))
+            return complex(*_decode(content, path, other))
         case "bytes" | "bytearray":
-            return b64decode(str(of)) if tag == "bytes" else bytearray(b64decode(str(of)))
+            return b64decode(str(content)) if tag == "bytes" else bytearray(b64decode(str(content)))
         case "tuple" | "set" | "frozenset":
-            return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](_decode(of, path, other))
+            return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](_decode(content, path, other))
         case "slice":
-            return slice(*_decode(of, path, other))
+            return slice(*_decode(content, path, other))
         case "deque":
-            return deque(_decode(of, path, other), value["most"])
+            return deque(_decode(content, path, other), value["most"])
         case "dict" | "OrderedDict" | "defaultdict" | "Counter":
-            pairs = {_decode(k, path, other): _decode(v, f"{path}[{k!r}]", other) for k, v in of or ()}
+            pairs = {_decode(k, path, other): _decode(v, f"{path}[{k!r}]", other) for k, v in content or ()}
             if tag == "defaultdict":
-                return defaultdict(None if value["factory"] is None else _plain_type(value["factory"], path), pairs)
+                return defaultdict(
+                    None if value["factory"] is None else _require_plain_type(value["factory"], path), pairs
+                )
             return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[tag](pairs)
         case "numpy":
-            return _numpy(value, path)
+            return _decode_numpy(value, path)
         case "name":
-            named = NamedObject(*str(of).split(":", 1))
-            return plain_type(named) or named
+            named_object = NamedObject(*str(content).split(":", 1))
+            return plain_type(named_object) or named_object
         case "enum" | "namedtuple" | "dataclass":
             return _decode_classed(tag, value, path, other)
     if tag in KIND_BY_TAG:
-        return ENCODED_AS_TEXT[KIND_BY_TAG[tag]][1](of)
+        return ENCODED_AS_TEXT[KIND_BY_TAG[tag]][1](content)
     if (namespace := namespace_class(tag)) is not None:
-        return build_without_init(namespace, {str(k): _decode(v, f"{path}.{k}", other) for k, v in (of or {}).items()})
+        return build_without_init(
+            namespace, {str(k): _decode(v, f"{path}.{k}", other) for k, v in (content or {}).items()}
+        )
     if other is not None:
         try:
             return other(tag, value, lambda item: _decode(item, path, other))
         except KeyError:
-            pass  # a kind that the hook does not know either
+            pass  # the hook does not support this kind either
     raise StateMismatch(f"{path} is of kind {tag!r}, which this reader does not know: use the surefoot that wrote it")
 
 
 def _decode_classed(tag: str, value: dict[str, Any], path: str, other: Decoder | None) -> Any:
-    named = NamedObject(*str(value["of"]).split(":", 1))
-    kind: Any = find_class(named, tag)
-    if kind is None:
+    named_object = NamedObject(*str(value["of"]).split(":", 1))
+    found_class: Any = find_class(named_object, tag)
+    if found_class is None:
         raise StateMismatch(
-            f"{path} is of the {tag} {named} in the checkpoint, and this program has loaded none of that name: import"
-            f" {named.module} before restoring, or keep its name"
+            f"{path} is of the {tag} {named_object} in the checkpoint, and this program has loaded none of that name:"
+            f" import {named_object.module} before restoring, or keep its name"
         )
     try:
         if tag == "enum":
-            return kind[value["name"]] if "name" in value else kind(_decode(value["value"], path, other))
+            return found_class[value["name"]] if "name" in value else found_class(_decode(value["value"], path, other))
     except (KeyError, ValueError) as error:
-        raise StateMismatch(f"{path} is {error} of {named} in the checkpoint, which that enum no longer has") from error
+        raise StateMismatch(
+            f"{path} is {error} of {named_object} in the checkpoint, which that enum no longer has"
+        ) from error
     if tag == "namedtuple":
         items = _decode(value["items"], path, other)
-        if len(items) != len(kind._fields):
-            raise StateMismatch(f"{path} has {len(items)} fields in the checkpoint and {named} has {len(kind._fields)}")
-        return tuple.__new__(kind, items)
-    held = {name: _decode(v, f"{path}.{name}", other) for name, v in value["fields"].items()}
-    if odd := sorted(set(held) - field_names(kind)):
-        raise StateMismatch(f"{path} has the field {odd[0]!r} in the checkpoint, which {named} no longer has")
-    return build_without_init(kind, held)
+        if len(items) != len(found_class._fields):
+            raise StateMismatch(
+                f"{path} has {len(items)} fields in the checkpoint and {named_object} has {len(found_class._fields)}"
+            )
+        return tuple.__new__(found_class, items)
+    decoded_fields = {name: _decode(v, f"{path}.{name}", other) for name, v in value["fields"].items()}
+    if unknown_fields := sorted(set(decoded_fields) - field_names(found_class)):
+        raise StateMismatch(
+            f"{path} has the field {unknown_fields[0]!r} in the checkpoint, which {named_object} no longer has"
+        )
+    return build_without_init(found_class, decoded_fields)
 
 
-def _plain_type(text: str, path: str) -> type:
-    kind = plain_type(NamedObject(*text.split(":", 1)))
+def _require_plain_type(class_path: str, path: str) -> type:
+    kind = plain_type(NamedObject(*class_path.split(":", 1)))
     if kind is None:
-        raise StateMismatch(f"{path} is a defaultdict of {text}, which is never saved")
+        raise StateMismatch(f"{path} is a defaultdict of {class_path}, which is never saved")
     return kind
 
 
-def _numpy(value: dict[str, Any], path: str) -> Any:
+def _decode_numpy(value: dict[str, Any], path: str) -> Any:
     import numpy  # only where such a value was saved; the agent never needs it
 
     dtype = numpy.dtype(value["dtype"])

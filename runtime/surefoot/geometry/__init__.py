@@ -1,7 +1,7 @@
-"""Computes where tensor elements lie: boxes, blocks, chunks, shares.
+"""Computes the location of tensor elements: boxes, blocks, chunks, shares.
 
-Pure arithmetic on whole numbers, no framework. Called by whatever cuts state into a stream (`format`, `state`) and by
-whatever plans reads from one (`restore`).
+Pure integer arithmetic without any framework. `format` and `state` use it to cut state into a stream, `restore` to plan
+reads.
 """
 
 from surefoot.geometry.box import Box as Box

@@ -1,6 +1,6 @@
 """Defines an n-dimensional box of elements inside a tensor.
 
-Pure; everything else in this room is made of it.
+Pure; the rest of this package builds on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Box:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
-        """The box of everything in a tensor of this shape."""
+        """Returns the box that covers a tensor of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -43,18 +43,18 @@ class Box:
         return tuple(o + n for o, n in zip(self.offsets, self.lengths, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """The elements in both, or None where there are none (also if one of them is empty)."""
+        """Returns the elements in both boxes; None if there are none."""
         starts = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
         stops = tuple(min(a, b) for a, b in zip(self.stops, other.stops, strict=True))
         lengths = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
         return Box(starts, lengths) if all(n > 0 for n in lengths) else None
 
     def contains(self, other: Box) -> bool:
-        """Whether every element of `other` is in this box."""
+        """Returns whether every element of `other` is in this box."""
         return other.volume == 0 or self.intersect(other) == other
 
     def relative_to(self, origin: tuple[int, ...]) -> Box:
-        """The same elements, counted from `origin` (the offsets of an enclosing box)."""
+        """Returns the same elements, counted from `origin` (the offsets of an enclosing box)."""
         return Box(tuple(o - begin for o, begin in zip(self.offsets, origin, strict=True)), self.lengths)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Box:
 
 
 def box_of(piece: Piece) -> Box:
-    """The box of a saved piece in its tensor."""
+    """Returns the box of a saved piece in its tensor."""
     return Box(piece.offsets, piece.lengths)
 
 
@@ -83,9 +83,9 @@ TILE_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Names contiguous blocks of a tiling.
+    """Locates contiguous blocks of a tiling, `first` to `first + count`.
 
-    `first` to `first + count`; contiguous in bytes, from `start` to `stop` within the piece.
+    `start` and `stop` are the bytes that they occupy within the piece.
     """
 
     first: int
@@ -119,7 +119,7 @@ class Tiling:
 
     @property
     def blocks(self) -> int:
-        """Counts blocks: none of an empty piece, one of 0-d."""
+        """Number of blocks: 0 for an empty piece, 1 for a 0-d one."""
         return prod(self.tiles)
 
     @property
@@ -127,27 +127,27 @@ class Tiling:
         return prod(self.lengths) * self.itemsize
 
     def block_box(self, index: int) -> Box:
-        """The elements of a block, counted from the piece's own corner."""
+        """Returns the elements of a block, counted from the piece's own corner."""
         return self._tile_box(self._coordinates(index))
 
     def block_start(self, index: int) -> int:
-        """Returns the byte at which a block begins.
+        """Returns the byte of the piece at which a block begins.
 
-        Within the piece; the piece's size for the block after the last.
+        For the block after the last it is the piece's size.
         """
         if index == self.blocks:
             return self.size_bytes
-        before, height = 0, 1
+        element_count, height = 0, 1
         for d, (t, extent) in enumerate(zip(self._coordinates(index), self.tile, strict=True)):
-            before += height * t * extent * prod(self.lengths[d + 1 :])
+            element_count += height * t * extent * prod(self.lengths[d + 1 :])
             height *= min(extent, self.lengths[d] - t * extent)
-        return before * self.itemsize
+        return element_count * self.itemsize
 
     def block_bytes(self, index: int) -> int:
         return self.block_box(index).volume * self.itemsize
 
     def block_at(self, byte: int) -> int:
-        """The block that holds byte `byte` of the piece."""
+        """Returns the block that contains byte `byte` of the piece."""
         if not 0 <= byte < self.size_bytes:
             raise ValueError(f"byte {byte} is not in a piece of {self.size_bytes} bytes")
         element, height, index = byte // self.itemsize, 1, 0
@@ -162,49 +162,49 @@ class Tiling:
     def block_sizes(self) -> Sequence[int]:
         """Lists the bytes of each block in order.
 
-        Cheap for millions of them, since whole bands repeat.
+        This is cheap for millions of blocks, since whole bands repeat.
         """
-        return self._sizes(0, self.itemsize)
+        return self._sizes_below(0, self.itemsize)
 
     def runs(self, wanted: Box) -> list[BlockRun]:
         """Finds the blocks that touch a box.
 
-        `wanted` is counted from the piece's corner; as few contiguous runs as there are.
+        `wanted` is counted from the piece's corner. Returns the fewest contiguous runs.
         """
-        inside = wanted.intersect(Box.whole(self.lengths))
-        if inside is None:
+        clipped = wanted.intersect(Box.whole(self.lengths))
+        if clipped is None:
             return []
         counts = self.tiles
-        low = [o // t for o, t in zip(inside.offsets, self.tile, strict=True)]
-        high = [ceil(stop / t) for stop, t in zip(inside.stops, self.tile, strict=True)]
+        low = [o // t for o, t in zip(clipped.offsets, self.tile, strict=True)]
+        high = [ceil(stop / t) for stop, t in zip(clipped.stops, self.tile, strict=True)]
         split = max((d for d, n in enumerate(counts) if (low[d], high[d]) != (0, n)), default=0)
-        behind = prod(counts[split + 1 :])
-        width = (high[split] - low[split]) * behind if counts else 1
-        found = []
-        for lead in product(*(range(low[d], high[d]) for d in range(split))):
+        blocks_per_step = prod(counts[split + 1 :])
+        width = (high[split] - low[split]) * blocks_per_step if counts else 1
+        block_runs = []
+        for leading in product(*(range(low[d], high[d]) for d in range(split))):
             first = 0
-            for t, n in zip((*lead, *low[split : split + 1]), counts, strict=False):
+            for t, n in zip((*leading, *low[split : split + 1]), counts, strict=False):
                 first = first * n + t
-            first *= behind
-            found.append(BlockRun(first, width, self.block_start(first), self.block_start(first + width)))
-        return found
+            first *= blocks_per_step
+            block_runs.append(BlockRun(first, width, self.block_start(first), self.block_start(first + width)))
+        return block_runs
 
-    def _sizes(self, dimension: int, scale: int) -> list[int]:
+    def _sizes_below(self, dimension: int, scale: int) -> list[int]:
         if dimension == len(self.lengths):
             return [scale]
         n, extent = self.lengths[dimension], self.tile[dimension]
-        whole, rest = divmod(n, extent)
-        sizes = self._sizes(dimension + 1, scale * extent) * whole if whole else []
-        return sizes + self._sizes(dimension + 1, scale * rest) if rest else sizes
+        whole_tiles, rest = divmod(n, extent)
+        sizes = self._sizes_below(dimension + 1, scale * extent) * whole_tiles if whole_tiles else []
+        return sizes + self._sizes_below(dimension + 1, scale * rest) if rest else sizes
 
     def _coordinates(self, index: int) -> tuple[int, ...]:
         if not 0 <= index < self.blocks:
             raise ValueError(f"block {index} is not one of {self.blocks}")
-        found: list[int] = []
+        coordinates: list[int] = []
         for n in reversed(self.tiles):
             index, t = divmod(index, n)
-            found.append(t)
-        return tuple(reversed(found))
+            coordinates.append(t)
+        return tuple(reversed(coordinates))
 
     def _tile_box(self, coordinates: tuple[int, ...]) -> Box:
         offsets = tuple(t * extent for t, extent in zip(coordinates, self.tile, strict=True))
@@ -213,12 +213,10 @@ class Tiling:
 
 
 def block_shape(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Chooses the default tile of a piece.
+    """Chooses the default tile of a piece: 16 to 64 KiB, compact along every dimension.
 
-    16 to 64 KiB that stay compact along every dimension it may be cut along later.
-
-    Small pieces are one block, flat ones 64 KiB, matrices 32 rows × 512 bytes (1 KiB where rows are very wide), and
-    rows narrower than that stay whole.
+    A compact tile keeps reads small however the tensor is resharded. Small pieces are one block. Flat pieces get tiles
+    of 64 KiB, matrices 32 rows × 512 bytes (1 KiB for very wide rows); rows narrower than that are not cut.
     """
     if prod(lengths) * itemsize <= SMALL_BYTES:
         return tuple(max(1, n) for n in lengths)
@@ -231,7 +229,7 @@ def block_shape(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         tile[d] = min(lengths[d], max(1, (limit if d else target) // size))
         size *= tile[d]
         if limit == run and tile[d] < lengths[d]:
-            limit, cut = target, d  # the run is long enough; what stands outside it are rows
+            limit, cut = target, d  # the run is long enough; outer dimensions count rows
     tile[cut] = min(lengths[cut], tile[cut] * max(1, target // size))  # too few rows: a longer run instead
     return tuple(tile)
 
@@ -242,70 +240,69 @@ def block_shape(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def chunk_starts(tilings: Iterable[Tiling], limit: int = MAX_CHUNK_BYTES) -> tuple[int, ...]:
-    """Cuts pieces that stand one behind the other into chunks.
+    """Cuts consecutive pieces into chunks.
 
     Returns:
         Stream offsets in bytes at which chunks begin; each chunk has at most `limit` bytes.
     """
     starts: list[int] = []
-    room, position = 0, 0
+    free_bytes, position = 0, 0
     for tiling in tilings:
-        done = 0
-        while done < tiling.size_bytes:
-            if tiling.size_bytes - done <= room:
-                room -= tiling.size_bytes - done
-                done = tiling.size_bytes
+        done_bytes = 0
+        while done_bytes < tiling.size_bytes:
+            if tiling.size_bytes - done_bytes <= free_bytes:
+                free_bytes -= tiling.size_bytes - done_bytes
+                done_bytes = tiling.size_bytes
                 continue
-            fits = tiling.block_start(tiling.block_at(done + room)) - done  # whole blocks that still go in
-            if fits > 0:
-                done += fits
-            elif room == limit:
-                largest = tiling.block_bytes(tiling.block_at(done))
+            fitting_bytes = (
+                tiling.block_start(tiling.block_at(done_bytes + free_bytes)) - done_bytes
+            )  # whole blocks that still go in
+            if fitting_bytes > 0:
+                done_bytes += fitting_bytes
+            elif free_bytes == limit:
+                largest = tiling.block_bytes(tiling.block_at(done_bytes))
                 raise ValueError(f"a block of {largest} bytes is larger than a chunk of {limit}: use smaller tiles")
-            starts.append(position + done)
-            room = limit
+            starts.append(position + done_bytes)
+            free_bytes = limit
         position += tiling.size_bytes
     return tuple(starts)
 
 
 # ---- flat parameters -------------------------------------------------------------------------------------------------
-# Converts ranges of a flattened tensor into boxes. Flat parameters and optimizer partitions hold such ranges. A run of
-# row-major elements is at most 2n − 1 boxes of n dimensions (the end of a row, whole rows, the beginning of a row, and
-# so on inwards). Each box is contiguous in the flattened tensor, so a rank needs nobody else to name its part.
+# Converts ranges of a flattened tensor into boxes. Flat parameters and optimizer partitions consist of such ranges. A
+# run of row-major elements is at most 2n − 1 boxes of n dimensions (the end of a row, whole rows, the beginning of a
+# row, and so on inwards). Each box is contiguous in the flattened tensor, so a rank names its part without the others.
 
 
 def flat_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    """Converts a range of the flattened tensor to boxes, in order.
-
-    The range goes from element `start` to `stop`.
-    """
+    """Converts elements `start` to `stop` of the flattened tensor to boxes, in order."""
     if not 0 <= start <= stop <= prod(shape):
         raise ValueError(f"elements {start} to {stop} are not in a tensor of shape {shape}")
     if start == stop:
         return []
     if not shape:
         return [Box((), ())]
-    row = prod(shape[1:])
-    first, head = divmod(start, row)
-    last, tail = divmod(stop, row)
-    if first == last:
-        return _within(shape, first, head, tail)
-    found = _within(shape, first, head, row) if head else []
-    whole = first + (head > 0)
-    if whole < last:
-        found.append(Box((whole, *(0,) * (len(shape) - 1)), (last - whole, *shape[1:])))
-    return found + _within(shape, last, 0, tail) if tail else found
+    row_elements = prod(shape[1:])
+    first_row, head_start = divmod(start, row_elements)
+    last_row, tail_stop = divmod(stop, row_elements)
+    if first_row == last_row:
+        return _row_boxes(shape, first_row, head_start, tail_stop)
+    boxes = _row_boxes(shape, first_row, head_start, row_elements) if head_start else []
+    first_whole_row = first_row + (head_start > 0)
+    if first_whole_row < last_row:
+        boxes.append(Box((first_whole_row, *(0,) * (len(shape) - 1)), (last_row - first_whole_row, *shape[1:])))
+    return boxes + _row_boxes(shape, last_row, 0, tail_stop) if tail_stop else boxes
 
 
-def _within(shape: tuple[int, ...], row: int, start: int, stop: int) -> list[Box]:
+def _row_boxes(shape: tuple[int, ...], row: int, start: int, stop: int) -> list[Box]:
     inner = flat_boxes(shape[1:], start, stop)
     return [Box((row, *box.offsets), (1, *box.lengths)) for box in inner]
 
 
 def flat_hull(shape: tuple[int, ...], box: Box) -> tuple[int, int]:
-    """Finds the least flat range that has all of a box.
+    """Returns the smallest flat range (start, stop) that contains all of a box.
 
-    The box must have elements.
+    The box must not be empty.
     """
     first = last = 0
     for n, offset, length in zip(shape, box.offsets, box.lengths, strict=True):

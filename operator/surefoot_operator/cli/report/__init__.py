@@ -1,1 +1,1 @@
-"""Makes the report page: a job's history as one HTML file."""
+"""Renders the report page, which shows the history of a job as one HTML file."""

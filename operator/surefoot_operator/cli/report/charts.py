@@ -1,7 +1,8 @@
-"""Computes the places of the report's charts and bars.
+"""Computes the geometry of the report's charts and bars.
 
-Pure: values to pixels, which the template draws. A chart has one drawing for wide and one for narrow screens, as text keeps its
-size on a phone. Marks differ in shape and number, lines in width and dashes, since colour alone tells some readers nothing.
+Pure: it maps values to pixels, and the template draws them. A chart has one drawing for wide and one for narrow screens,
+because text keeps its size on a phone. Marks differ in shape and number, and lines in width and dashes, so that readers
+who cannot distinguish the colours can still distinguish them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
-# Thins curves and chooses the ticks of their axes. A run of 100,000 steps has more points than a screen has columns: of
-# each column the lowest and the highest are kept, so that a spike of one step is still there.
+# Thins curves and chooses the ticks of their axes. A run of 100,000 steps has more points than a screen has columns.
+# Thinning keeps the lowest and the highest point of each column, so that a spike of one step stays visible.
 
 Point = tuple[float, float]
 
-_LARGEST = 1e300
-"""The distance of two larger values may overflow."""
+_MAX_VALUE = 1e300
+"""Larger values are not drawn: the difference between two of them could overflow a float."""
 _LOGARITHMIC_RATIO = 50.0
-"""The ratio of the largest value to the smallest at which a linear axis shows the largest alone."""
+"""Ratio of the largest to the smallest value from which the axis is logarithmic: a linear one would show only the largest."""
 
 
 def thin_curve(points: Sequence[Point], columns: int) -> list[Point]:
@@ -33,17 +34,20 @@ def thin_curve(points: Sequence[Point], columns: int) -> list[Point]:
     for point in points:
         column = min(columns - 1, int((point[0] - first) / width))
         low, high = extremes.get(column, (point, point))
-        extremes[column] = (min(low, point, key=lambda p: p[1]), max(high, point, key=lambda p: p[1]))
+        extremes[column] = (
+            min(low, point, key=lambda candidate: candidate[1]),
+            max(high, point, key=lambda candidate: candidate[1]),
+        )
     return sorted({points[0], points[-1], *(point for pair in extremes.values() for point in pair)})
 
 
 def select_finite(points: Iterable[tuple[int, float]]) -> list[Point]:
-    """Leaves out values that no axis can have."""
-    return [(float(step), value) for step, value in points if math.isfinite(value) and abs(value) < _LARGEST]
+    """Drops values that are NaN, infinite or too large for an axis."""
+    return [(float(step), value) for step, value in points if math.isfinite(value) and abs(value) < _MAX_VALUE]
 
 
 def needs_logarithm(values: Sequence[float]) -> bool:
-    """Whether only a logarithmic axis would show the small values."""
+    """Returns whether the small values are visible only on a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_RATIO
 
 
@@ -57,7 +61,7 @@ def ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
-    """Chooses powers of ten; linear ticks where the range has fewer than two of them."""
+    """Chooses powers of ten, or linear ticks if the range contains fewer than two powers."""
     begin, end = math.floor(math.log10(low)), math.ceil(math.log10(high))
     stride = max(1, math.ceil((end - begin) / max_count))
     powers = [10.0**power for power in range(begin, end + 1, stride) if low <= 10.0**power <= high]
@@ -65,7 +69,7 @@ def logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def _round_up(step: float) -> float:
-    """The next of 1, 2, 5, 10, …; never 0."""
+    """Rounds a positive step up to the next of 1, 2, 5, 10, …; the result is never 0."""
     power = 10.0 ** math.floor(math.log10(step))
     return next((factor * power for factor in (1, 2, 5) if factor * power >= step * 0.999), 10 * power)
 
@@ -74,23 +78,24 @@ def _round_up(step: float) -> float:
 
 TOP, RIGHT, BOTTOM, LEFT = 44.0, 12.0, 36.0, 52.0
 """Margins of a drawing in pixels."""
-_FLOOR = 24.0
+_BAND_HEIGHT_PIXELS = 24.0
 _BAND_LABEL_PIXELS = 58.0
-"""A narrower band has no room for its name."""
+"""Width of a band's label; a narrower band is drawn without one."""
 _MARK_GAP_PIXELS = 4.0
 _MAX_TITLES = 5
-"""Of the incidents that share one mark."""
+"""Limit of the incident titles in the tooltip of one mark."""
 
 
 class Curve(NamedTuple):
-    """One line of a chart; `kind` is its class: kept, discarded, undisturbed, stall."""
+    """A line of a chart."""
 
     kind: str
+    """CSS class of the line: kept, discarded, undisturbed or stall."""
     points: Sequence[Point]
 
 
 class XBand(NamedTuple):
-    """A part of the x axis with a name, as a generation."""
+    """A labelled range of the x axis: the steps of one generation."""
 
     begin: float
     end: float
@@ -98,7 +103,7 @@ class XBand(NamedTuple):
 
 
 class ChartMark(NamedTuple):
-    """A vertical line with a number in a shape: a square for a planned change, a circle for a failure."""
+    """A vertical line with a numbered shape: a square for a planned change, a circle for a failure."""
 
     x: float
     label: str
@@ -127,7 +132,7 @@ FRAMES = {"wide": (960.0, 360.0), "narrow": (360.0, 280.0)}
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Maps the values of a chart to pixels of one frame."""
+    """Maps the values of a chart to the pixels of one frame, a key of FRAMES."""
 
     chart: Chart
     frame: str
@@ -153,9 +158,11 @@ class Drawing:
         return LEFT + (self.width - LEFT - RIGHT) * (value - self.x_from) / ((self.x_to - self.x_from) or 1.0)
 
     def y(self, value: float) -> float:
-        floor = _FLOOR if self.chart.bands else 0.0
-        low, high, at = (math.log10(v) if self.logarithmic else v for v in (self.y_from, self.y_to, value))
-        return self.bottom - floor - (self.bottom - TOP - floor) * (at - low) / ((high - low) or 1.0)
+        band_height = _BAND_HEIGHT_PIXELS if self.chart.bands else 0.0
+        low, high, position = (
+            math.log10(number) if self.logarithmic else number for number in (self.y_from, self.y_to, value)
+        )
+        return self.bottom - band_height - (self.bottom - TOP - band_height) * (position - low) / ((high - low) or 1.0)
 
     def rows(self) -> list[float]:
         return (logarithmic_ticks if self.logarithmic else ticks)(self.y_from, self.y_to, 6)
@@ -165,40 +172,40 @@ class Drawing:
         return [value for value in ticks(self.x_from, self.x_to, max_count) if value == int(value)]
 
     def points(self, curve: Curve) -> list[Point]:
-        """Places as many points of a curve as the frame has room for."""
+        """Maps a curve to pixels, with no more points than the frame can show."""
         return [(self.x(x), self.y(y)) for x, y in thin_curve(curve.points, int(self.width))]
 
     def bands(self) -> Iterator[tuple[float, float, str, bool]]:
-        """Yields each visible band's x, width, label (empty without room for it) and whether its place is odd."""
-        for place, band in enumerate(self.chart.bands):
+        """Yields each visible band's x, width, label (empty if it does not fit) and whether to draw it shaded."""
+        for index, band in enumerate(self.chart.bands):
             begin, end = self.x(max(band.begin, self.x_from)), self.x(min(band.end, self.x_to))
             if end > begin:
                 label = band.label if end - begin >= 2 * _BAND_LABEL_PIXELS else band.label.split(",")[0]
-                yield begin, end - begin, label if end - begin >= _BAND_LABEL_PIXELS else "", bool(place % 2)
+                yield begin, end - begin, label if end - begin >= _BAND_LABEL_PIXELS else "", bool(index % 2)
 
     def marks(self) -> Iterator[tuple[float, float, float, str, str, bool]]:
-        """Yields marks: x of the line; left, width and label of the box; title; whether it is planned.
+        """Yields for each mark: x of the line; left, width and label of the box; title; whether it is planned.
 
-        Marks whose boxes would overlap are merged; the box of several names the first and the last.
+        Marks whose boxes would overlap are merged; their box shows the first and the last number.
         """
         groups: list[tuple[float, list[ChartMark]]] = []
         for mark in sorted(self.chart.marks, key=lambda mark: mark.x):
             x, group = self.x(min(max(mark.x, self.x_from), self.x_to)), [mark]
-            # a label that grows may reach the box before it
+            # Merging makes a label wider, so the merged box may overlap the box before it: merge until it does not.
             while groups and self._box_left(x, group) < (
                 self._box_left(*groups[-1]) + _box_width(groups[-1][1]) + _MARK_GAP_PIXELS
             ):
-                x, former = groups.pop()
-                group = [*former, *group]
+                x, previous_group = groups.pop()
+                group = [*previous_group, *group]
             groups.append((x, group))
         for x, group in groups:
-            more = f"; and {len(group) - _MAX_TITLES} more" if len(group) > _MAX_TITLES else ""
-            title = "; ".join(mark.title for mark in group[:_MAX_TITLES]) + more
+            unlisted_text = f"; and {len(group) - _MAX_TITLES} more" if len(group) > _MAX_TITLES else ""
+            title = "; ".join(mark.title for mark in group[:_MAX_TITLES]) + unlisted_text
             planned = all(mark.planned for mark in group)
             yield x, self._box_left(x, group), _box_width(group), _box_label(group), title, planned
 
     def _box_left(self, x: float, group: Sequence[ChartMark]) -> float:
-        """Where a box begins; one at the edge is moved inwards."""
+        """Returns the left edge of a box, moved inwards at the edge of the drawing."""
         width = _box_width(group)
         return min(max(x - width / 2, 0.0), self.width - width)
 
@@ -212,7 +219,7 @@ def _box_label(group: Sequence[ChartMark]) -> str:
 
 
 def draw_chart(chart: Chart) -> list[Drawing]:
-    """Chooses both ranges by the data, for each frame; a flat curve gets some room."""
+    """Returns one drawing per frame, with axis ranges chosen from the data and some padding for a flat curve."""
     xs = [point[0] for curve in chart.curves for point in curve.points]
     ys = [point[1] for curve in chart.curves for point in curve.points]
     x_from, x_to = min(xs, default=0.0), max(xs, default=1.0)
@@ -221,8 +228,8 @@ def draw_chart(chart: Chart) -> list[Drawing]:
     if chart.from_zero:
         low = min(0.0, low)
     if high == low:
-        spread = abs(high) * 0.1 or 1.0
-        low, high = (low if chart.from_zero else low - spread), high + spread
+        padding = abs(high) * 0.1 or 1.0
+        low, high = (low if chart.from_zero else low - padding), high + padding
     elif not logarithmic:
         high += (high - low) * 0.03
     x_to = x_to if x_to > x_from else x_from + 1
@@ -235,17 +242,18 @@ _MIN_NUMBERED_PERCENT = 4.0
 
 
 class BarPart(NamedTuple):
-    """One part of a bar; its number is also its colour, the same in bar and table."""
+    """A part of a bar."""
 
     number: int
+    """Number that the bar and the table show for this part; it also selects the colour."""
     seconds: float
     title: str
 
 
 def draw_bar(parts: Iterable[BarPart], longest_seconds: float) -> Iterator[tuple[BarPart, float, float, bool]]:
-    """Yields each part, its x and width in percent, and whether its number has room.
+    """Yields each part, its x and width in percent, and whether its number fits.
 
-    `longest_seconds` has the whole width: bars of one scale show the slow recovery among many.
+    `longest_seconds` is the length of a bar of full width. Recoveries share it, so that a slow one is noticed.
     """
     x = 0.0
     for part in parts:

@@ -1,7 +1,7 @@
-"""Reads what a report says from the run folder of `surefoot local`.
+"""Implements `surefoot report`: gathers a job's facts and writes them as one HTML page.
 
-Touches files, changes nothing; works while the run goes on and after it. What a former report has seen and a folder does not keep, as
-injected faults, is given by `surefoot local` itself.
+Reads a cluster or the run folder of `surefoot local`, during the run or after it, and changes nothing there. Facts that
+the folder does not contain, such as injected faults, are passed in by `surefoot local` itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 UNDISTURBED = "undisturbed"
-"""The folder of the run that `--compare` made, in that of the run itself."""
+"""Name of the subfolder, in the run's folder, of the fault-free run that `--compare` makes."""
 
 
 def report_of_run(
@@ -34,49 +34,57 @@ def report_of_run(
     struck: tuple[InjectedFault, ...] = (),
     comparison: Comparison | None = None,
 ) -> ReportFacts:
-    """Gathers a run's facts. Raises UsageError and FabricError as `read_run`.
+    """Gathers the facts of a local run. Raises UsageError and PlatformError as `read_run` does.
 
     Args:
-        root: the run's folder.
-        progress: the follower of the run, which has seen more than its status keeps; None: the folder is read now.
-        struck: the faults that were injected, where they are known.
-        comparison: with the undisturbed run, where it was made; else the losses alone are compared.
+        root: The run's folder.
+        progress: History collected while the run was followed, which is more than its status keeps. None: read the
+            folder now.
+        struck: Faults that were injected, if they are known.
+        comparison: Comparison with the undisturbed run. None: compare only the losses, if there is such a run.
     """
     view = read_run(root)
     if progress is None:
         progress = RunProgress(RunFolder(root.resolve()))
         progress.poll()
     run = read_records(progress, struck)
-    undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
-    if comparison is None and undisturbed is not None:
+    reference_losses = _read_reference_losses(root / UNDISTURBED, view.stored.status)
+    if comparison is None and reference_losses is not None:
         losses = mean_loss_by_step(counted_lines_of(run))
-        comparison = Comparison(largest_difference(losses, undisturbed))
-    # who reads the status afterwards knows the newest checkpoint alone: one is no count
+        comparison = Comparison(largest_difference(losses, reference_losses))
+    # A status that is read after the run names only the newest checkpoint, so one checkpoint is not a count.
     has_count = progress.checkpoint_bytes is not None or len(progress.completed) > 1
     checkpoints = run.checkpoints if has_count else None
-    run = dataclasses.replace(run, checkpoints=checkpoints, reference=undisturbed, comparison=comparison)
-    # nobody writes the end of a run that was broken off: it went on until its last step
+    run = dataclasses.replace(run, checkpoints=checkpoints, reference=reference_losses, comparison=comparison)
+    # A run that was broken off has no recorded end: count its time until its last step.
     is_abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
-    until_seconds = max((line.at_seconds for _, line in run.lines), default=None) if is_abandoned else None
-    return gather_facts(view, f"the run folder {root}", run, until_seconds)
+    end_seconds = max((line.at_seconds for _, line in run.lines), default=None) if is_abandoned else None
+    return gather_facts(view, f"the run folder {root}", run, end_seconds)
 
 
-def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | None:
-    """The losses of the run without faults; None without one, or where a former run left it: it begins after its own."""
+def _read_reference_losses(root: Path, status: JobStatus | None) -> dict[int, float] | None:
+    """Returns the losses of the undisturbed run in `root`.
+
+    None if there is no such run, or it is older than this run and so belongs to an earlier one in the same folder.
+    """
     folder = RunFolder(root.resolve())
     if not folder.job_file.exists():
         return None
     progress = RunProgress(folder)
     progress.poll()
-    begin_seconds = progress.status.start_seconds
-    if begin_seconds is None or status is None or begin_seconds < (status.start_seconds or begin_seconds):
+    reference_start_seconds = progress.status.start_seconds
+    if (
+        reference_start_seconds is None
+        or status is None
+        or reference_start_seconds < (status.start_seconds or reference_start_seconds)
+    ):
         return None
     return read_losses(progress)
 
 
 # ---- report job ------------------------------------------------------------------------------------------------------
-# Implements `surefoot report`: a job's history as one HTML page. Of a cluster's job it says what the other commands can
-# read; of a run of `surefoot local` also every step.
+# Runs `surefoot report`. For a job in a cluster the page shows the same data as the other commands; for a run of
+# `surefoot local` it also shows every step.
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,28 +92,25 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", type=Path, metavar="FILE.html", help="where to write it (default: JOB.html)")
 
 
-def run_report(given: argparse.Namespace) -> int:
-    """Writes the page and says where. Raises UsageError, RunError, OperatorError."""
-    check_named(given)
-    if given.run_folder is not None:
-        facts = report_of_run(given.run_folder)
+def run_report(args: argparse.Namespace) -> int:
+    """Writes the page and prints its path. Raises UsageError, RunError, OperatorError."""
+    check_named(args)
+    if args.run_folder is not None:
+        facts = report_of_run(args.run_folder)
     else:
-        facts = gather_facts(view_of(given), "what the cluster keeps of the job")
-    path = given.to or Path(f"{facts.view.stored.name.rpartition('/')[2]}.html")
+        facts = gather_facts(view_of(args), "what the cluster keeps of the job")
+    path = args.to or Path(f"{facts.view.stored.name.rpartition('/')[2]}.html")
     if path.suffix.lower() == ".json":
         raise UsageError(f"--to {path}: the report is a page of HTML; surefoot describe JOB -o json prints JSON")
     try_file("--to", path)
-    text = render_page(facts, __version__)
-    write_page(path, text)
-    say(f"{path}: {format_bytes(len(text.encode()))}")
+    page = render_page(facts, __version__)
+    write_page(path, page)
+    say(f"{path}: {format_bytes(len(page.encode()))}")
     return EXIT_OK
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replaces the file whole.
-
-    Who looks at it while the job runs never sees half a page.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    """Replaces the file in one step, so that a browser never loads half a page."""
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary_path.write_text(text, encoding="utf-8")
+    temporary_path.replace(path)

@@ -1,7 +1,7 @@
 """Renders a job's history as one HTML page from `report.html`.
 
-Pure but for reading the template. Names, messages and exceptions of programs are foreign text: autoescape lets none of it become
-an element, and `write_value` cuts and cleans each piece before that.
+Pure, except that it reads the template. Names, messages and exceptions come from programs and are not trusted: autoescape
+keeps them from becoming HTML elements, and `write_value` shortens each text and escapes its control characters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from surefoot_operator.cli.report.report_data import IncidentFacts, ReportFacts,
 from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 MAX_TEXT_CHARACTERS = 2000
-"""Of one piece of foreign text: a hang's stacks would fill a page."""
+"""Limit of each text from a program; the stacks of a hang would fill a page."""
 MAX_ROWS = 200
-"""Of one table."""
+"""Limit of the rows of each table."""
 MAX_INCIDENTS = 50
 NOT_KNOWN = "not known"
 
@@ -34,7 +34,7 @@ PHASE_NUMBERS = {"detected": 1, "claimed": 2, "stopped": 3, "fenced": 4, "commit
 
 
 def render_page(facts: ReportFacts, version: str) -> str:
-    """Renders the whole page; `version` is the program's."""
+    """Renders the complete page. `version`: the version of surefoot, for the footer."""
     return _environment().get_template("report.html").render(facts=facts, version=version).lstrip()
 
 
@@ -75,10 +75,11 @@ def _environment() -> Environment:
 
 
 def write_value(value: Any) -> Any:
-    """Cuts and cleans foreign text; writes a number with at most two decimals."""
+    """Shortens and escapes text, and writes a float with at most two decimals; other values stay as they are."""
     if isinstance(value, float):
         text = f"{value:.2f}".rstrip("0").rstrip(".")
         return "0" if text == "-0" else text
+    # Text with `__html__` is the template's own markup and already escaped.
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return escape_control_characters(shorten(value, MAX_TEXT_CHARACTERS))
     return value
@@ -92,7 +93,7 @@ def ranks_of(count: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A moment in UTC, to the second."""
+    """Renders a Unix time in UTC, to the second."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):  # a status edited by hand may name any number
@@ -100,30 +101,30 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Words seconds: `12 ms`, `1.62 s`, `4 min 36 s`, `2 h 10 min`."""
+    """Renders seconds as `12 ms`, `1.62 s`, `4 min 36 s` or `2 h 10 min`."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    whole_seconds = round(seconds)
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60} s"
+    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60} min"
 
 
 def describe_incident(fact: IncidentFacts) -> str:
-    """Words when and where an incident was, and what it cost."""
+    """Describes the time, place and cost of an incident in one line."""
     incident = fact.incident
-    place = " of ".join(
+    location = " of ".join(
         f"{name} {number}"
         for name, number in (("rank", incident.rank), ("worker", incident.worker))
         if number is not None
     )
-    place = f"{place} on {incident.node}" if place and incident.node else place or incident.node or ""
+    location = f"{location} on {incident.node}" if location and incident.node else location or incident.node or ""
     parts = (
         clock(fact.at_seconds),
         f"after step {incident.last_step} of epoch {incident.generation}",
-        place,
+        location,
         f"world {incident.world_size_before} → {NOT_KNOWN if incident.world_size_after is None else incident.world_size_after} ranks",
         "" if incident.steps_lost is None else f"{incident.steps_lost} steps lost",
         f"restored from {incident.restored_from}" if incident.restored_from else "",
@@ -134,20 +135,21 @@ def describe_incident(fact: IncidentFacts) -> str:
 
 
 def describe_interval(interval: SaveInterval) -> str:
-    """Words a save interval with what it was chosen from."""
-    measured = (
+    """Describes a save interval, with the measurements and the reason from which it was chosen."""
+    measurements = (
         ("a save costs training", interval.cost_seconds),
         ("from staged to stored", interval.flush_seconds),
         ("a step", interval.step_seconds),
     )
-    words = [f"{name} {duration(seconds)}" for name, seconds in measured if seconds is not None]
-    return f"{', '.join([f'every {interval.steps} steps', *words])} ({interval.reason})"
+    measurement_texts = [f"{name} {duration(seconds)}" for name, seconds in measurements if seconds is not None]
+    return f"{', '.join([f'every {interval.steps} steps', *measurement_texts])} ({interval.reason})"
 
 
 # ---- rows of tables and parts of bars --------------------------------------------------------------------------------
 
 
 def epoch_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
+    """Returns a row per generation: number, world size, restored step and source of the state."""
     rows: list[tuple[object, ...]] = []
     for entry in facts.lineage:
         step = entry.parent.step if entry.parent else 0
@@ -157,7 +159,7 @@ def epoch_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
 
 
 def placement_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
-    """Rows of workers; without a ledger nobody knows ranks and steps."""
+    """Returns a row per worker attempt; ranks and steps are included only if there is a ledger."""
     rows: list[tuple[object, ...]] = []
     for worker in facts.placements:
         row = (worker.worker, worker.node or NOT_KNOWN, worker.state, join_names(worker.generations) or "none")
@@ -167,26 +169,30 @@ def placement_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
 
 
 def event_rows(facts: ReportFacts) -> list[tuple[str, str, str]]:
-    newest = reversed(facts.view.events)
-    return [(clock(e.at_seconds), f"{'! ' if e.warning else ''}{e.reason}", e.message) for e in newest]
+    """Returns a row per event, newest first: time, reason and message."""
+    newest_first = reversed(facts.view.events)
+    return [
+        (clock(event.at_seconds), f"{'! ' if event.warning else ''}{event.reason}", event.message)
+        for event in newest_first
+    ]
 
 
 def phase_parts(fact: IncidentFacts) -> list[BarPart]:
-    """Gives each phase the seconds since the end of the one before it."""
-    parts, before = [], 0.0
-    for name, at, text in fact.phases:
-        parts.append(BarPart(PHASE_NUMBERS[name], max(0.0, at - before), text))
-        before = max(before, at)
+    """Returns a bar part for each phase of an incident, from the end of the previous phase to its own."""
+    parts, previous_end_seconds = [], 0.0
+    for name, end_seconds, text in fact.phases:
+        parts.append(BarPart(PHASE_NUMBERS[name], max(0.0, end_seconds - previous_end_seconds), text))
+        previous_end_seconds = max(previous_end_seconds, end_seconds)
     return parts
 
 
 def longest_seconds(incidents: Sequence[IncidentFacts]) -> float:
-    """The length of the longest recovery, which has the whole width of its bar."""
+    """Returns the seconds of the longest recovery, which sets the scale of all recovery bars."""
     return max((fact.phases[-1][1] for fact in incidents if fact.phases), default=0.0)
 
 
 def category_parts(facts: ReportFacts) -> list[BarPart]:
-    """Divides a job's whole time by category; one of a newer operator has the last colour."""
+    """Returns a bar part for each category of the job's time; an unknown category gets the last colour."""
     numbers = {name: number for number, name in enumerate(CATEGORIES, 1)}
     return [BarPart(numbers.get(name, len(CATEGORIES)), seconds, name) for name, seconds in facts.seconds.items()]
 
@@ -195,20 +201,20 @@ def category_parts(facts: ReportFacts) -> list[BarPart]:
 
 
 def loss_chart(facts: ReportFacts) -> Chart | None:
-    """The loss by step, with epochs and incidents; None where no step has a loss."""
+    """Builds the chart of the loss by step, with generations and incidents; None if no step has a loss."""
     if facts.ledger is None or not (facts.ledger.loss.counted or facts.ledger.loss.discarded):
         return None
     loss, job = facts.ledger.loss, facts.view.stored
     points = loss.counted or loss.discarded[0]
-    (first, first_loss), (last, last_loss) = points[0], points[-1]
-    steps = join_names([fact.incident.last_step for fact in facts.incidents])
-    end = max(curve[-1][0] for curve in (loss.counted, *loss.discarded) if curve)
-    begins = [float(entry.parent.step if entry.parent else 0) for entry in facts.lineage]
+    (first_step, first_loss), (final_step, last_loss) = points[0], points[-1]
+    incident_steps = join_names([fact.incident.last_step for fact in facts.incidents])
+    last_step = max(curve[-1][0] for curve in (loss.counted, *loss.discarded) if curve)
+    begin_steps = [float(entry.parent.step if entry.parent else 0) for entry in facts.lineage]
     return Chart(
         name="loss",
         title=f"Loss of {job} by step",
-        description=f"from {first_loss:.4g} at step {first:g} to {last_loss:.4g} at step {last:g}"
-        + (f"; incidents after steps {steps}" if steps else "; no incident")
+        description=f"from {first_loss:.4g} at step {first_step:g} to {last_loss:.4g} at step {final_step:g}"
+        + (f"; incidents after steps {incident_steps}" if incident_steps else "; no incident")
         + ("; the undisturbed run is drawn beneath" if loss.reference else ""),
         x_label="step",
         y_label="loss",
@@ -218,8 +224,10 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
             *(Curve("discarded", points) for points in loss.discarded),
         ),
         bands=tuple(
-            XBand(begin, band_end, f"epoch {entry.generation}, {ranks_of(entry.world_size)}")
-            for entry, begin, band_end in zip(facts.lineage, begins, [*begins[1:], end], strict=True)
+            XBand(begin_step, end_step, f"epoch {entry.generation}, {ranks_of(entry.world_size)}")
+            for entry, begin_step, end_step in zip(
+                facts.lineage, begin_steps, [*begin_steps[1:], last_step], strict=True
+            )
         ),
         marks=tuple(
             ChartMark(
@@ -234,7 +242,7 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
 
 
 def stall_chart(stalls: StallFacts) -> Chart:
-    """How long each save stopped the training, in milliseconds."""
+    """Builds the chart of the milliseconds for which each save blocked training."""
     return Chart(
         name="stalls",
         title="Stall of each save by step",

@@ -1,6 +1,6 @@
-"""Gathers the facts of a report from a job's view, and of a local run from its ledger of steps.
+"""Gathers the facts of a report: from the view of a job, and for a local run also from its step ledger.
 
-Pure. None means unknown: a cluster keeps no ledger of steps, a job that has just begun has no checkpoint.
+Pure. None means unknown: a cluster has no step ledger, and a job that has just started has no checkpoint.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """One incident with the phases of its recovery, the figures of `surefoot timeline`."""
+    """An incident with the phases of its recovery, with the same seconds as in `surefoot timeline`."""
 
     number: int
+    """Number of the incident on the page, from 1 for the oldest."""
     incident: Incident
     at_seconds: float
-    """Unix seconds of its beginning: the injected fault, else the first sign."""
+    """Unix time of its start: of the injected fault if one caused it, else of its detection."""
     phases: tuple[tuple[str, float, str], ...]
-    """Of each phase its name, the seconds from the beginning to its end, and a sentence."""
+    """Each phase's name, its end in seconds after the incident's start, and a sentence."""
     fault: str | None = None
+    """Injected fault that caused the incident; None if none did or it is not known."""
 
     @property
     def planned(self) -> bool:
@@ -43,27 +45,30 @@ class IncidentFacts:
 
     @property
     def took_seconds(self) -> float | None:
-        """Until the first new step; None while it goes on."""
-        return next((at for name, at, _ in self.phases if name == "first_step"), None)
+        """Seconds from the incident's start to the first new step; None while the job recovers."""
+        return next((seconds for name, seconds, _ in self.phases if name == "first_step"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LossFacts:
-    """The loss by step: what counts, what was run again, and undisturbed."""
+    """Losses by step, as points of the loss chart."""
 
     counted: tuple[Point, ...]
+    """Steps of the execution that counts."""
     discarded: tuple[tuple[Point, ...], ...]
-    """Of each generation the steps that a later one ran again."""
+    """For each generation, the steps that a later generation repeated."""
     reference: tuple[Point, ...]
+    """Steps of the undisturbed run; empty without one."""
     non_finite_count: int
     """Steps whose loss was NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallFacts:
-    """How long saves stopped the training: of each saved step its slowest rank."""
+    """Stalls: the seconds for which saves blocked training, measured on the slowest rank of each save."""
 
     by_step: tuple[Point, ...] = ()
+    """Step and stall of each saved step."""
     median_seconds: float | None = None
     p95_seconds: float | None = None
     max_seconds: float | None = None
@@ -71,21 +76,25 @@ class StallFacts:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker's attempt: where it ran, and what it trained."""
+    """An attempt of a worker: its node, and the ranks and steps that it trained."""
 
     worker: str
-    """`INDEX-ATTEMPT`."""
+    """Worker and attempt, as `INDEX-ATTEMPT`."""
     node: str
+    """Name of its node; empty if it is not known."""
     state: str
+    """Pod phase, or `gone` for an attempt that only the ledger still shows."""
     ranks: tuple[int, ...] = ()
     generations: tuple[int, ...] = ()
     first_step: int | None = None
+    """First step that it finished; None if there is none or no ledger."""
     last_step: int | None = None
+    """Last step that it finished; None if there is none or no ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """What the ledger of a local run adds."""
+    """Facts that only the step ledger of a local run contains."""
 
     loss: LossFacts
     account: SampleAccount | None
@@ -96,24 +105,25 @@ class LedgerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts:
-    """Everything on one page."""
+    """Everything that the report page shows."""
 
     view: JobView
     source: str
+    """Where the job was read, as text for the footer."""
     status: JobStatus
-    """An empty one where the job's cannot be read."""
+    """The job's status; a default one if it cannot be read."""
     seconds: dict[str, float]
-    """By category, the operator's own account; empty: it did not count yet."""
+    """Seconds by category, as the operator counts them; empty before it has counted any."""
     goodput: float | None
     lineage: Lineage
     restored_from: dict[int, str | None]
-    """Where the state of each generation came from, by the incidents."""
+    """Generation -> source of its restored state, as the incidents record it."""
     incidents: tuple[IncidentFacts, ...]
     placements: tuple[Placement, ...]
     nodes: tuple[tuple[str, str, str], ...]
-    """Name, state, and state of the memory servers of each node that the job uses."""
+    """For each node that the job uses: its name, its state and the state of its memory servers."""
     ledger: LedgerFacts | None = None
-    """None: no ledger of steps can be read, as of a cluster."""
+    """Facts from the step ledger; None for a job in a cluster, which has none."""
 
 
 # ---- gathering -------------------------------------------------------------------------------------------------------
@@ -125,10 +135,10 @@ def gather_facts(
     """Gathers everything that the page shows.
 
     Args:
-        view: the job and its surroundings.
-        source: where they were read, for people.
-        run: what the folder of a local run holds besides.
-        until_seconds: when an unfinished job was last known to go on; None: when it was read.
+        view: The job and its surroundings.
+        source: Text for the page's footer: where they were read.
+        run: Records from the folder of a local run; None for a job in a cluster.
+        until_seconds: Unix time until which an unfinished job is known to have run; None: the time of `view`.
     """
     status = view.stored.status or JobStatus()
     seconds = seconds_spent(status.time_spent, view.now if until_seconds is None else until_seconds)
@@ -152,7 +162,7 @@ def gather_facts(
 def number_incidents(incidents: Iterable[Incident], struck: Sequence[InjectedFault]) -> tuple[IncidentFacts, ...]:
     """Numbers incidents, oldest first, with the seconds that `timeline` prints."""
     facts = []
-    for number, incident in enumerate(sorted(incidents, key=lambda i: i.detected_seconds), 1):
+    for number, incident in enumerate(sorted(incidents, key=lambda incident: incident.detected_seconds), 1):
         report = run_report.incident_report(incident, struck)
         begin_seconds = incident.detected_seconds - report["detected_seconds"]
         phases = tuple(run_report.phase_rows(report))
@@ -162,43 +172,47 @@ def number_incidents(incidents: Iterable[Incident], struck: Sequence[InjectedFau
 
 def _read_ledger(run: RunRecords, phase: str) -> LedgerFacts:
     counted = run_report.counted_lines_of(run)
-    kept, account = run_report.count_run(run, counted, is_complete=phase == "Complete")
-    return LedgerFacts(_losses(counted, kept, run), account, _stalls(run), run.checkpoints, run.comparison)
+    final_lines, account = run_report.count_run(run, counted, is_complete=phase == "Complete")
+    return LedgerFacts(
+        _loss_facts(counted, final_lines, run), account, _stall_facts(run), run.checkpoints, run.comparison
+    )
 
 
-def _losses(counted: LinesByStep, kept: LinesByStep, run: RunRecords) -> LossFacts:
+def _loss_facts(counted: LinesByStep, final_lines: LinesByStep, run: RunRecords) -> LossFacts:
     discarded: dict[int, LinesByStep] = defaultdict(lambda: defaultdict(list))
     for _, line in run.lines:
         if line.step not in counted or counted[line.step][0].generation != line.generation:
             discarded[line.generation][line.step].append(line)
-    losses = mean_loss_by_step(kept)
+    losses = mean_loss_by_step(final_lines)
     points = select_finite(sorted(losses.items()))
-    again = (select_finite(sorted(mean_loss_by_step(lines).items())) for _, lines in sorted(discarded.items()))
+    discarded_curves = (
+        select_finite(sorted(mean_loss_by_step(lines).items())) for _, lines in sorted(discarded.items())
+    )
     return LossFacts(
         counted=tuple(points),
-        discarded=tuple(tuple(curve) for curve in again if curve),
+        discarded=tuple(tuple(curve) for curve in discarded_curves if curve),
         reference=tuple(select_finite(sorted((run.reference or {}).items()))),
         non_finite_count=len(losses) - len(points),
     )
 
 
-def _stalls(run: RunRecords) -> StallFacts:
-    slowest: dict[tuple[int, int], float] = {}
+def _stall_facts(run: RunRecords) -> StallFacts:
+    stall_by_save: dict[tuple[int, int], float] = {}
     for _, line in run.lines:
         if line.stall_seconds is not None:
             save = (line.generation, line.step)
-            slowest[save] = max(slowest.get(save, 0.0), line.stall_seconds)
-    if not slowest:
+            stall_by_save[save] = max(stall_by_save.get(save, 0.0), line.stall_seconds)
+    if not stall_by_save:
         return StallFacts()
     by_step: dict[int, float] = {}
-    for (_, step), seconds in slowest.items():
+    for (_, step), seconds in stall_by_save.items():
         by_step[step] = max(by_step.get(step, 0.0), seconds)
-    ordered = sorted(slowest.values())
+    sorted_stalls = sorted(stall_by_save.values())
     return StallFacts(
         by_step=tuple((float(step), seconds) for step, seconds in sorted(by_step.items())),
-        median_seconds=statistics.median(ordered),
-        p95_seconds=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-        max_seconds=ordered[-1],
+        median_seconds=statistics.median(sorted_stalls),
+        p95_seconds=sorted_stalls[min(len(sorted_stalls) - 1, int(0.95 * len(sorted_stalls)))],
+        max_seconds=sorted_stalls[-1],
     )
 
 
@@ -206,45 +220,50 @@ def _stalls(run: RunRecords) -> StallFacts:
 
 
 def _place_workers(view: JobView) -> tuple[Placement, ...]:
-    world = view.stored.status.membership if view.stored.status is not None else None
-    members = {(member.index, member.attempt) for member in world.members} if world is not None else set()
-    epochs = () if world is None else (world.generation,)
+    """Lists the observed workers; only members of the current generation have one here, as pods record no earlier ones."""
+    membership = view.stored.status.membership if view.stored.status is not None else None
+    members = {(member.index, member.attempt) for member in membership.members} if membership is not None else set()
+    generations = () if membership is None else (membership.generation,)
     return tuple(
         Placement(
             worker=f"{worker.index}-{worker.attempt}",
             node=worker.node or "",
             state=worker_state(worker),
-            generations=epochs if (worker.index, worker.attempt) in members else (),
+            generations=generations if (worker.index, worker.attempt) in members else (),
         )
         for worker in view.workers
     )
 
 
 def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
-    servers = {node: "running" if runs else "not running" for node, runs in (view.servers or {}).items()}
-    used = {worker.node for worker in view.workers} | servers.keys()
+    servers = {node: "running" if is_running else "not running" for node, is_running in (view.servers or {}).items()}
+    used_names = {worker.node for worker in view.workers} | servers.keys()
     rows = []
     for node in view.nodes or ():
-        if node.name in used:
-            words = ("ready" if node.ready else "not ready", "" if node.schedulable else "cordoned")
-            state = ", ".join(filter(None, (*words, node.reason or node.unconfirmed_failure)))
+        if node.name in used_names:
+            state_words = ("ready" if node.ready else "not ready", "" if node.schedulable else "cordoned")
+            state = ", ".join(filter(None, (*state_words, node.reason or node.unconfirmed_failure)))
             rows.append((node.name, state, servers.get(node.name, "none")))
     return tuple(rows)
 
 
 def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Placement, ...]:
-    """Adds ranks and steps; attempts that only a ledger knows are gone, and an incident may name their node."""
+    """Adds ranks and steps from the ledger, and a row for each attempt that only the ledger shows.
+
+    The node of such an attempt is known only if an incident names it.
+    """
     lines_by_worker: dict[str, list[LedgerEntry]] = defaultdict(list)
     for worker, line in run.lines:
         lines_by_worker[worker].append(line)
-    known: Mapping[str, Placement] = {placement.worker: placement for placement in placements}
+    placement_by_worker: Mapping[str, Placement] = {placement.worker: placement for placement in placements}
     rows = []
-    for worker in sorted(lines_by_worker.keys() | known.keys(), key=_worker_order):
+    for worker in sorted(lines_by_worker.keys() | placement_by_worker.keys(), key=_worker_order):
         lines = lines_by_worker.get(worker, [])
         steps = [line.step for line in lines]
         rows.append(
             dataclasses.replace(
-                known.get(worker) or Placement(worker, _former_node(worker, lines, run.incidents), "gone"),
+                placement_by_worker.get(worker)
+                or Placement(worker, _former_node(worker, lines, run.incidents), "gone"),
                 ranks=tuple(sorted({line.rank for line in lines})),
                 generations=tuple(sorted({line.generation for line in lines})),
                 first_step=min(steps, default=None),
@@ -255,10 +274,19 @@ def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Plac
 
 
 def _former_node(worker: str, lines: Sequence[LedgerEntry], incidents: Iterable[Incident]) -> str:
-    last = max((line.generation for line in lines), default=None)
+    """Returns the node of a worker that is gone, from the incident that ended its last generation; empty if none does."""
+    last_generation = max((line.generation for line in lines), default=None)
     index = worker.partition("-")[0]
-    return next((i.node or "" for i in incidents if str(i.worker) == index and i.generation == last), "")
+    return next(
+        (
+            incident.node or ""
+            for incident in incidents
+            if str(incident.worker) == index and incident.generation == last_generation
+        ),
+        "",
+    )
 
 
 def _worker_order(worker: str) -> tuple[int, ...]:
+    """Returns a sort key that orders `INDEX-ATTEMPT` by number."""
     return tuple(int(part) if part.isdigit() else 0 for part in worker.split("-"))

@@ -10,16 +10,14 @@ import json
 import logging
 import math
 import random
-import socket
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 from zlib import crc32
 
+from surefoot.checkpointer.library_mode.run_identity import GenerationOwner
 from surefoot.errors import OutOfBounds, TierError, TierUnavailable
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestor_generations, newest_checkpoint
@@ -36,37 +34,6 @@ MAX_PASSED_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationOwner:
-    """Identifies the program that began an epoch.
-
-    `program` is the script's path; `began_at` are Unix seconds, for people.
-    """
-
-    program: str = ""
-    host: str = ""
-    began_at: float = 0.0
-
-    @classmethod
-    def here(cls) -> GenerationOwner:
-        return cls(
-            str(Path(sys.argv[0]).resolve()) if sys.argv and sys.argv[0] else "", socket.gethostname(), time.time()
-        )
-
-    @property
-    def name(self) -> str:
-        """The script's file name, or the package's folder for `__main__.py`.
-
-        It stays the same when the program is started from another path.
-        """
-        path = Path(self.program)
-        return path.parent.name if path.name == "__main__.py" else path.name
-
-    def __str__(self) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.began_at)) if self.began_at else "at some time"
-        return f"{self.program or 'a program without a name'} on {self.host or 'some host'}, {when}"
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRecord:
     """One epoch's lineage entry and the program that began it.
 
@@ -75,7 +42,7 @@ class GenerationRecord:
     """
 
     entry: LineageEntry
-    writer: GenerationOwner = GenerationOwner()
+    writer: GenerationOwner = field(default_factory=GenerationOwner)
     passed_over: tuple[Checkpoint, ...] = ()
 
 
@@ -117,21 +84,10 @@ def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, 
     return records
 
 
-def warn_of_other_program(place: str, records: Mapping[int, Record], writer: GenerationOwner) -> None:
-    """Logs a warning if another program began the last epoch.
-
-    Two trainings in one folder would remove each other's checkpoints.
-    """
-    known = [record for _, record in sorted(records.items()) if isinstance(record, GenerationRecord)]
-    last = known[-1].writer if known else None
-    if last is not None and last.name and writer.name and last.name != writer.name:
-        log.warning(
-            "%s was last written by %s; this is %s. It goes on from there and then replaces the older checkpoints: if it"
-            " is another training, end it now and give it a job= or a folder= of its own",
-            place,
-            last,
-            writer.program,
-        )
+def owner_of(records: Mapping[int, Record], parent: Checkpoint | None) -> GenerationOwner | None:
+    """Returns the run that saved a start's restore point; None: there is no restore point, or its record is lost."""
+    record = records.get(parent.generation) if parent is not None else None
+    return record.writer if isinstance(record, GenerationRecord) and record.writer.program else None
 
 
 def _text(known: GenerationRecord) -> str:
@@ -157,8 +113,7 @@ def _read(text: str) -> GenerationRecord | None:
         if body.pop("crc32") != _checksum(body):
             return None
         parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
-        writer: dict[str, Any] = body["writer"]
-        told = GenerationOwner(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
+        writer = GenerationOwner.from_record(body["writer"])
         entry = LineageEntry(int(body["generation"]), parent, int(body["size"]))
         passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body["passed_over"][:MAX_PASSED_OVER])
         bounds.require_in_range("an epoch's record", "size", entry.world_size, bounds.MAX_RANKS)
@@ -171,7 +126,7 @@ def _read(text: str) -> GenerationRecord | None:
             bounds.require_in_range(
                 "an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT
             )
-        return GenerationRecord(entry, told, passed_over)
+        return GenerationRecord(entry, writer, passed_over)
     except (OutOfBounds, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -17,19 +17,19 @@ from dataclasses import dataclass, replace
 
 from surefoot.checkpointer.library_mode.epoch_records import (
     FolderReading,
-    GenerationOwner,
     Patience,
     Record,
     answered,
     doubt_of,
+    owner_of,
     parse_records,
     passed_over,
     reopened,
     step_seconds_of,
-    warn_of_other_program,
     write_record,
 )
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, wait_for_former_writers
+from surefoot.checkpointer.library_mode.run_identity import GenerationOwner, start_line
 from surefoot.checkpointer.process_group import ProcessGroupInfo, decide_from_all_ranks, withdraw
 from surefoot.errors import ConfigurationError, Corrupt, SurefootError, TierError, TierUnavailable, Unreadable
 from surefoot.flush.garbage_collection import (
@@ -114,7 +114,11 @@ NOTHING = Allowed()
 
 
 def claim(
-    tier: ObjectStoreTier, world_size: int, writer: GenerationOwner | None = None, allowed: Allowed = NOTHING
+    tier: ObjectStoreTier,
+    world_size: int,
+    writer: GenerationOwner | None = None,
+    allowed: Allowed = NOTHING,
+    hint: str = "",
 ) -> str:
     """Claims the next epoch, chooses its restore point and records both.
 
@@ -125,13 +129,14 @@ def claim(
     wait_for_former_writers(tier, mark, allowed.second_writer)
     reading = _settled(tier, frozenset(), allowed)
     parent, spared = _chosen(reading, frozenset())
-    warn_of_other_program(reading.place, reading.records, writer)
     epoch = answered(tier.location, tier.claim_generation)
     if epoch > 1 + max((c.generation for c in reading.seen), default=0) and epoch - 1 not in reading.records:
         # claims were there that no listing had shown: another start came first, or the listing was an old one
         reading = _settled(tier, frozenset(), allowed, before=epoch)
         parent, spared = _chosen(reading, frozenset())
     entry = LineageEntry(epoch, parent, world_size)
+    step = parent.step if parent is not None else 0
+    log.warning("%s", start_line(reading.place, step, owner_of(reading.records, parent), writer, hint))
     skipped = passed_over(reading, parent, frozenset())
     answered(tier.location, lambda: write_record(tier, entry, writer, skipped))
     answered(tier.location, lambda: tier.generations.write_heartbeat(epoch, mark.to_text()))

@@ -152,6 +152,8 @@ class WriterWatch:
     def __init__(self, generation: int, mark: WriterMark | None = None) -> None:
         self._epoch, self._mark = generation, mark or WriterMark.here()
         self.overtaken = False
+        self.refusal = ""
+        """Why this program must end, once another start claimed a newer generation; empty: none did."""
         self._saves, self._next_line = 0, 1
 
     def beat(self, tier: ObjectStoreTier) -> None:
@@ -175,7 +177,8 @@ class WriterWatch:
             if self._saves >= self._next_line:
                 self._next_line *= 2
                 metrics.fallbacks.labels("writer_overtaken").inc()
-                log.error("%s", self._sentence(tier))
+                self.refusal = self._sentence(tier)
+                log.error("%s", self.refusal)
         return self.overtaken
 
     def _sentence(self, tier: ObjectStoreTier) -> str:
@@ -183,8 +186,11 @@ class WriterWatch:
             mark = WriterMark.parse(tier.generations.read_heartbeat(self._epoch + 1) or "")
         except TierError:
             mark = None
-        who = str(mark) if mark is not None else "another start"
+        who, when = "another start", ""
+        if mark is not None:
+            who, when = str(mark), time.strftime(", last seen at %Y-%m-%d %H:%M:%S UTC,", time.gmtime(mark.at))
         return (
-            f"{tier.location}: {who} has begun epoch {self._epoch + 1} beside this program's epoch {self._epoch}. Later"
-            " starts continue from the other program's checkpoints and ignore this one's: end one of the two programs"
+            f"{tier.location}: {who}{when} has begun generation {self._epoch + 1} while this program runs generation"
+            f" {self._epoch}. Later starts continue from the other program's checkpoints and ignore this one's, so this"
+            " program is ended. Give each training its own job_uid= or folder="
         )
