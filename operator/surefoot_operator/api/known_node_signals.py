@@ -57,7 +57,9 @@ _UPGRADE_STATES = (
 once, and only a few at a time are upgraded."""
 
 SIGNAL_SOURCES = (
-    NodeSignalSource("Surefoot", "#what-others-hear", _signals("condition", "unhealthy", "SurefootUnhealthy=True")),
+    NodeSignalSource(
+        "Surefoot", "#reports-to-the-cluster", _signals("condition", "unhealthy", "SurefootUnhealthy=True")
+    ),
     NodeSignalSource(
         "Cluster autoscaler",
         "https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md",
