@@ -62,7 +62,7 @@ def main() -> int:
 def found(case: Case | Script | Unrun, scratch: Path) -> Row:
     match case:
         case Unrun(area, name, why, world):
-            return Row(area, name, world, "refused", why)
+            return Row(area, name, world, "rejected", why)
         case Script():
             return run_script(case, scratch)
         case Case():

@@ -61,7 +61,7 @@ def _elastic_stream(kind: str, **told: Any) -> Callable[[Context], Training]:
 
 
 def _grouped_stream(context: Context) -> Training:
-    """Lines in groups of like length; a rank draws several of them in a step."""
+    """Lines in groups of similar length; a rank draws several of them in a step."""
     folder = context.scratch / f"data-{context.rank}"
     folder.mkdir(exist_ok=True)
     source, number = streamed("text", folder, SIZE)
@@ -83,5 +83,5 @@ STREAMED = (
     *cases_of("ElasticStream over webdataset's tars", _elastic_stream("tars")),
     *cases_of("ElasticStream over MDS", _elastic_stream("mosaic")),
     *cases_of("ElasticStream over Hugging Face streaming", hugging_face_rows(True)),
-    *cases_of("ElasticStream, groups of like length", _grouped_stream),
+    *cases_of("ElasticStream, groups of similar length", _grouped_stream),
 )

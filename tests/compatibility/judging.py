@@ -65,9 +65,9 @@ def _of_failure(life: Life, number: int, resized: bool) -> tuple[str, str]:
     kind, text = life.failure or ("silence", "")
     in_time = life.reached <= 1 if number < 2 else (resized and not life.losses)
     if kind == "ours" and in_time:
-        return "refused", text
+        return "rejected", text
     when = ("undisturbed", "until it was killed", "after the kill")[number]
-    return "wrong", f"{when}, behind step {life.reached}: {text}"
+    return "wrong", f"{when}, after step {life.reached}: {text}"
 
 
 def _differing(whole: Lives, resumed: Lives, start: int, steps: int, tolerance: float) -> str | None:

@@ -1,4 +1,4 @@
-"""What was found of each pair of library and engine, as JSON for programs and as a page for people. Pure."""
+"""Renders the result of each compatibility case as JSON and as docs/compatibility.md. Pure."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ AREAS = {
     "loader": "Loaders",
     "framework": "Frameworks",
 }
-RESULTS = ("exact", "refused", "wrong")
-COLUMNS = "| what | world | result | how |\n|---|---|---|---|"
+RESULTS = ("exact", "rejected", "wrong")
+COLUMNS = "| case | world size | result | detail |\n|---|---|---|---|"
 HEAD = """# Compatibility
 
-Made by `python -m bench compatibility` from what it found; not by hand. Each row is a small program of the library as its own
-documents show it, in three lives: undisturbed; killed with SIGKILL behind its fourth step; and begun again by a fresh
-process with other random weights, that restores and trains to the end. `resized`: begun again by another number of ranks;
-`3→2→3`: killed again behind its sixth step, and begun once more.
+`python -m bench compatibility` writes this page from its results. Do not edit it. Each row is a small program of a library, as in the
+library's own documentation. It runs three times: undisturbed; killed with SIGKILL after its fourth step; and restarted as a new
+process with other random weights, which restores and trains to the end. `resized` restarts it with another number of ranks.
+`3→2→3` kills it again after its sixth step, and restarts it once more.
 
 * **exact**: every loss, and at the end every tensor and value of the program, equals the undisturbed run's: in one process
-  to the last bit, over ranks or at another size to 1e-12 (sums in another order, float64).
-* **refused**: an error of ours before or at the first step, or at the restore, that names the object and the way out. What
-  could not be run here is refused too, with the reason.
+  to the last bit, over ranks or at another world size to 1e-12 (sums in another order, float64).
+* **rejected**: Surefoot raises an error before or at the first step, or at the restore, that names the object and the remedy. A case
+  that could not be run here also counts as rejected, with the reason.
 * **wrong**: everything else. There is none.
 
-Not in the tables, as nobody but the program can see it: a loader that is neither ours nor torchdata's, behind a prefetcher,
-counts the batches that wait there as consumed. Give such a loader to `Checkpointer` without one ([loaders](loaders.md)).
+One case is not in the tables, because only the program can detect it: a loader that is neither Surefoot's nor torchdata's counts the
+batches that a prefetcher has taken as consumed. Give such a loader to `Checkpointer` without a prefetcher ([loaders](loaders.md)).
 """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Row:
-    """One finding."""
+    """The result of one case."""
 
     area: str
     name: str
@@ -46,17 +46,17 @@ class Row:
 
 
 def as_json(rows: Iterable[Row]) -> str:
-    """`{"rows": [...]}`, in a stable order."""
+    """Renders `{"rows": [...]}` in a stable order."""
     return json.dumps({"rows": [asdict(row) for row in in_order(rows)]}, indent=1) + "\n"
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """By area, then as they were named."""
+    """Sorts rows by area, then by name."""
     return sorted(rows, key=lambda row: (list(AREAS).index(row.area), row.name.lower(), row.world != "same", row.world))
 
 
 def as_page(rows: Iterable[Row]) -> str:
-    """The document, whole."""
+    """Renders the whole document."""
     rows = in_order(rows)
     parts = [HEAD]
     for area, title in AREAS.items():
@@ -67,7 +67,7 @@ def as_page(rows: Iterable[Row]) -> str:
 
 
 def of_page(text: str) -> list[Row]:
-    """The rows that a page shows."""
+    """Reads the rows from a rendered page."""
     areas = {title: area for area, title in AREAS.items()}
     found, area = [], ""
     for line in text.splitlines():

@@ -123,7 +123,7 @@ CASES = (
     Script("framework", "transformers Trainer, two batches a step", "hf_trainer.py"),
     Script("framework", "transformers Trainer, two batches a step", "hf_trainer.py", ranks=2, resumed=3),
     Script("framework", "Lightning, with a scheduler", "lightning_fit.py"),
-    Script("average", "Lightning WeightAveraging, validated behind every step", "lightning_ema.py"),
+    Script("average", "Lightning WeightAveraging, validated after every step", "lightning_ema.py"),
     Script("framework", "Accelerate, two batches a step", "accelerate_loop.py"),
     Script("framework", "Accelerate, two batches a step", "accelerate_loop.py", ranks=2, resumed=3),
     Script("framework", "Accelerate, a loader that it prepared", "accelerate_prepared.py"),

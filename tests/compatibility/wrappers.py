@@ -70,17 +70,17 @@ SPREAD: tuple[tuple[str, Callable[[int], Built], int, tuple[int, ...]], ...] = (
 QUICK = ("DDP", "FSDP2")
 
 
-_SAID = (
-    "run by hand with deepspeed 0.19.8 (it compiles operators of its own when it starts), one rank: refused at the first step,"
-    " parts.optimizer.loss_scaler is a LossScaler, which cannot be saved as a plain value; its inner optimizer is refused too,"
-    " as its flat parameters belong to no model (surefoot.describe_flat says what they hold)"
+_DEEPSPEED_RESULT = (
+    "run by hand with deepspeed 0.19.8 (it compiles its own operators at the start), one rank: rejected at the first step,"
+    " parts.optimizer.loss_scaler is a LossScaler, which cannot be saved as a plain value; its inner optimizer is rejected too,"
+    " as its flat parameters belong to no model (surefoot.describe_flat can declare their contents)"
 )
-BY_HAND = tuple(Unrun("wrapper", f"DeepSpeed, ZeRO-{stage}", _SAID) for stage in (1, 2))
+BY_HAND = tuple(Unrun("wrapper", f"DeepSpeed, ZeRO-{stage}", _DEEPSPEED_RESULT) for stage in (1, 2))
 NOT_ON_A_CPU = Unrun(
     "wrapper",
     "Megatron's distributed optimizer",
-    "not run: megatron-core 0.16.1 asks for CUDA's current device where it allots its gradient buffers"
-    " (param_and_grad_buffer.py), so that its DistributedDataParallel cannot be built on a CPU",
+    "not run: megatron-core 0.16.1 needs CUDA's current device to allocate its gradient buffers"
+    " (param_and_grad_buffer.py), so its DistributedDataParallel cannot be built on a CPU",
 )
 
 CASES = (

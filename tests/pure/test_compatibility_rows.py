@@ -37,7 +37,7 @@ def test_the_page_has_every_case_and_none_is_wrong() -> None:
 
 def test_rows_survive_both_forms() -> None:
     rows = [
-        Row("loader", "a | b, c", "resized", "refused", "give\nanother"),
+        Row("loader", "a | b, c", "resized", "rejected", "give\nanother"),
         Row("optimizer", "SGD", "same", "exact", "equal"),
     ]
     shown = of_page(as_page([rows[1]]))
@@ -57,7 +57,7 @@ def test_an_equal_continuation_is_exact() -> None:
         (life(1, restored=0), "nothing was restored"),
         (life(4, restored=2), "step 3 has loss None"),
         (life(3, restored=2, picture={"model/w": torch.ones(2)}), "at the end model/w of rank 0 differs"),
-        (Life(failure=("ours", "the checkpoint lacks it")), "after the kill, behind step 0: the checkpoint lacks it"),
+        (Life(failure=("ours", "the checkpoint lacks it")), "after the kill, after step 0: the checkpoint lacks it"),
     ],
 )
 def test_anything_else_is_wrong(resumed: Life, why: str) -> None:
@@ -70,12 +70,12 @@ def test_a_refusal_counts_only_in_time_and_by_our_own_error() -> None:
     early, late = Life(losses={1: 1.0}, failure=("ours", "no")), Life(losses={1: 1.0, 2: 2.0}, failure=("ours", "no"))
     other = Life(failure=("other", "KeyError: 'exp_avg'"))
     assert [judged(ABOUT, [one], [Life()], [Life()], STEPS).result for one in (early, late, other)] == [
-        "refused",
+        "rejected",
         "wrong",
         "wrong",
     ]
     resized = (*ABOUT[:2], "resized")
-    assert judged(resized, [life()], [Life()], [Life(failure=("ours", "no"))], STEPS).result == "refused"
+    assert judged(resized, [life()], [Life()], [Life(failure=("ours", "no"))], STEPS).result == "rejected"
 
 
 def test_over_ranks_samples_are_compared_by_rank_and_at_another_size_together() -> None:
@@ -106,4 +106,4 @@ def test_a_row_of_two_changes_of_the_world_is_judged_as_resized_and_says_them() 
     again = judged(about, ranks, [Life()] * 3, [life(5, restored=4) for _ in range(3)], STEPS)
     assert (again.result, again.why) == ("exact", "equal to 1e-12; 3→2→3 ranks")
     refused = judged(about, ranks, [Life()] * 3, [Life(failure=("ours", "each rank's own"))], STEPS)
-    assert refused.result == "refused"
+    assert refused.result == "rejected"

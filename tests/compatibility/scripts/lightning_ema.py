@@ -1,4 +1,4 @@
-"""Lightning's WeightAveraging, with validation behind every step: it swaps weights through `.data` around it."""
+"""Lightning's WeightAveraging, with validation after every step: it swaps weights through `.data` around it."""
 
 import lightning
 import torch
