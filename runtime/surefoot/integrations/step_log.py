@@ -4,7 +4,7 @@
     ...
     log.step(loss)  # in place of checkpointer.step(loss)
 
-A training that goes back to its last checkpoint runs some steps again: logged as they come, a curve has them twice.
+After a restart some steps since the last checkpoint run again. Logged naively, a curve would show them twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from surefoot.checkpointer.step_reports import plain_number
 
 
 class StepSink(Protocol):
-    """Takes what one step has to say."""
+    """Writes the values of steps to one destination."""
 
     def write(self, step: int, scalars: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Writes it, and leaves nothing in the process."""
+        """Writes one step's values and texts, and flushes them out of the process."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining values and closes the destination."""
 
 
 class StepLog:
@@ -36,19 +36,19 @@ class StepLog:
 
     Args:
         checkpointer: restored before the first step.
-        sink: makes the sink for a run that goes on behind a step; called on rank 0 alone, at the first step.
+        sink: creates the sink for a run that continues after a given step; called on rank 0 only, at the first step.
     """
 
     def __init__(self, checkpointer: Checkpointer, sink: Callable[[int], StepSink]) -> None:
-        self._checkpointer, self._make = checkpointer, sink
+        self._checkpointer, self._open_sink = checkpointer, sink
         self._sink: StepSink | None = None
-        self._before: RankStatus | None = None
-        self._since = time.perf_counter()
+        self._last_status: RankStatus | None = None
+        self._last_step_start = time.perf_counter()
 
     def step(self, loss: torch.Tensor | float | None = None, **scalars: float) -> int:
         """Logs a finished step, and then calls `checkpointer.step(loss)`.
 
-        In this order: a planned change of the world ends the process inside that call.
+        The order matters: at a planned change of the membership, the process exits inside that call.
 
         Args:
             loss: as `checkpointer.step` takes it; written as `train/loss`.
@@ -57,61 +57,66 @@ class StepLog:
         Returns:
             The step's number.
         """
-        at = self._checkpointer.status
-        if at.rank == 0:
+        status = self._checkpointer.status
+        if status.rank == 0:
             if self._sink is None:
-                self._sink = self._make(at.step)
-            self._sink.write(at.step + 1, self._values(at, loss, scalars), step_events(self._before, at))
-        self._before = at
+                self._sink = self._open_sink(status.step)
+            self._sink.write(
+                status.step + 1, self._values(status, loss, scalars), step_events(self._last_status, status)
+            )
+        self._last_status = status
         return self._checkpointer.step(loss)
 
     def close(self) -> None:
-        """Closes the sink. The checkpointer is closed by whoever made it."""
+        """Closes the sink, but not the checkpointer."""
         if self._sink is not None:
             self._sink.close()
 
     def _values(
-        self, at: RankStatus, loss: torch.Tensor | float | None, scalars: Mapping[str, float]
+        self, status: RankStatus, loss: torch.Tensor | float | None, scalars: Mapping[str, float]
     ) -> dict[str, float]:
         now = time.perf_counter()
         values = {f"train/{name}": float(value) for name, value in scalars.items()}
-        plain = plain_number(loss)
-        if plain is not None:
-            values["train/loss"] = plain
-        values |= {"surefoot/step_seconds": now - self._since, "surefoot/world_size": float(at.world_size)}
-        if at.stall_seconds is not None:
-            values["surefoot/stall_seconds"] = at.stall_seconds
-        self._since = now
+        loss_value = plain_number(loss)
+        if loss_value is not None:
+            values["train/loss"] = loss_value
+        values |= {
+            "surefoot/step_seconds": now - self._last_step_start,
+            "surefoot/world_size": float(status.world_size),
+        }
+        if status.stall_seconds is not None:
+            values["surefoot/stall_seconds"] = status.stall_seconds
+        self._last_step_start = now
         return values
 
 
-def step_events(before: RankStatus | None, at: RankStatus) -> dict[str, str]:
-    """What happened since the step before, as texts by tag. Pure."""
-    found = {}
-    if before is None:
-        begun = f"goes on from step {at.restored_step}" if at.restored_step else "begins"
-        found["surefoot/world"] = f"epoch {at.generation}: a world of {at.world_size} {begun}"
-    if at.saved_step > (0 if before is None else before.saved_step):
-        found["surefoot/checkpoint"] = f"step {at.saved_step} is copied, and goes to its tiers"
-    return found
+def step_events(previous: RankStatus | None, status: RankStatus) -> dict[str, str]:
+    """Describes the events since the previous step, as texts by tag. Pure."""
+    texts = {}
+    if previous is None:
+        start_text = f"goes on from step {status.restored_step}" if status.restored_step else "begins"
+        texts["surefoot/world"] = f"epoch {status.generation}: a world of {status.world_size} {start_text}"
+    if status.saved_step > (0 if previous is None else previous.saved_step):
+        texts["surefoot/checkpoint"] = f"step {status.saved_step} is copied, and goes to its tiers"
+    return texts
 
 
 def tensorboard(folder: str) -> Callable[[int], StepSink]:
-    """Writes event files; TensorBoard drops steps that are run again."""
+    """Returns a sink for event files; TensorBoard drops steps that are run again."""
     return lambda restored: _EventFiles(folder, restored)
 
 
 def wandb_run(run: Any) -> Callable[[int], StepSink]:
-    """Writes to a W&B run, or to what looks like one.
+    """Returns a sink for a W&B run, or an object with the same interface.
 
-    Resume the run by its id (`wandb.init(id=…, resume="allow")`): steps that it has already are left out.
+    Resume the run by its id (`wandb.init(id=…, resume="allow")`): steps that it already has are skipped.
     """
     return lambda restored: _RunHistory(run)
 
 
 class _EventFiles:
     def __init__(self, folder: str, restored: int) -> None:
-        # by name: torch's part of it has no types
+        # imported by name: torch's wrapper has no types
         writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(folder, purge_step=restored + 1)
 
@@ -120,22 +125,22 @@ class _EventFiles:
             self._writer.add_scalar(tag, value, step)
         for tag, text in texts.items():
             self._writer.add_text(tag, text, step)
-        self._writer.flush()  # else a killed process leaves a hole below the step that is restored
+        self._writer.flush()  # else a killed process leaves a gap before the restored step
 
     def close(self) -> None:
         self._writer.close()
 
 
 class _RunHistory:
-    """A run's history only grows: older steps are left out."""
+    """Writes to a run's history; it only grows, so steps that it already has are skipped."""
 
     def __init__(self, run: Any) -> None:
-        self._run, self._there = run, int(run.step or 0)
+        self._run, self._next_step = run, int(run.step or 0)
 
     def write(self, step: int, scalars: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        if step >= self._there:
+        if step >= self._next_step:
             self._run.log({**scalars, **texts}, step=step)
-            self._there = step + 1
+            self._next_step = step + 1
 
     def close(self) -> None:
         self._run.finish()

@@ -1,7 +1,7 @@
 """Implements `--rdzv-backend=surefoot`, registered as a `torchrun.handlers` entry point.
 
-A torchrun that an agent started gets one round, the agent's epoch; a second one is refused by name, because only the
-coordinator opens rounds. This module runs inside torchrun only: it needs torch.
+A torchrun that an agent started gets one round, the agent's generation. A second round is rejected, because only the
+coordinator starts generations. This module runs only inside torchrun and needs torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BACKEND = "surefoot"
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Returns the factory of handlers; torchrun's registry calls it once."""
-    return _handler
+    return _create_agent_rendezvous
 
 
-def _handler(params: RendezvousParameters) -> RendezvousHandler:
+def _create_agent_rendezvous(params: RendezvousParameters) -> RendezvousHandler:
     if not os.environ.get("SUREFOOT_GENERATION"):
         raise RendezvousStateError(
             "--rdzv-backend=surefoot is for a torchrun that an agent starts in a TrainingJob (SUREFOOT_GENERATION is not"
@@ -37,12 +37,12 @@ def _handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class AgentRendezvous(RendezvousHandler):
-    """Serves one round from the environment that an agent gave."""
+    """Serves one round from the environment variables that the agent set."""
 
     def __init__(self, run_id: str, environment: Mapping[str, str]) -> None:
         self._run_id = run_id
         self._environment = environment
-        self._taken = False
+        self._is_served = False
 
     @property
     def use_agent_store(self) -> bool:
@@ -52,29 +52,29 @@ class AgentRendezvous(RendezvousHandler):
         return _BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        epoch = self._environment["SUREFOOT_GENERATION"]
-        if self._taken:
+        generation = self._environment["SUREFOOT_GENERATION"]
+        if self._is_served:
             raise RendezvousClosedError(
-                f"epoch {epoch} had its round: torchrun's own restarts open none, the coordinator does; "
+                f"epoch {generation} had its round: torchrun's own restarts open none, the coordinator does; "
                 "run torchrun with --max-restarts=0"
             )
         if self._environment.get("LOCAL_WORLD_SIZE", "1") != "1":
             raise RendezvousStateError(
                 "an agent started several torchruns on this worker: set nprocPerNode to 1, and --nproc-per-node instead"
             )
-        self._taken = True
+        self._is_served = True
         host, port = self._environment["MASTER_ADDR"], int(self._environment["MASTER_PORT"])
-        place, places = int(self._environment["GROUP_RANK"]), int(self._environment["GROUP_WORLD_SIZE"])
-        return RendezvousInfo(TCPStore(host, port), place, places, RendezvousStoreInfo(host, port))
+        group_rank, group_world_size = int(self._environment["GROUP_RANK"]), int(self._environment["GROUP_WORLD_SIZE"])
+        return RendezvousInfo(TCPStore(host, port), group_rank, group_world_size, RendezvousStoreInfo(host, port))
 
     def is_closed(self) -> bool:
         return False
 
     def set_closed(self) -> None:
-        """Rounds are the coordinator's."""
+        """Does nothing: the coordinator decides about rounds."""
 
     def num_nodes_waiting(self) -> int:
-        return 0  # a newer epoch ends this process; it never joins one
+        return 0  # a newer generation ends this process; it never joins one
 
     def get_run_id(self) -> str:
         return self._run_id

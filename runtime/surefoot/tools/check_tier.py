@@ -1,8 +1,8 @@
 """`python -m surefoot.tools.check_tier`: writes, reads and deletes one small object in a persistent tier.
 
-Which tier comes by environment (SUREFOOT_PERSISTENT_URI, …), so that credentials stand on no command line. What is written lies below
-`.probe-…` and is gone afterwards, also where reading it failed. Prints one line of JSON: {"place", "write_seconds", "read_seconds",
-"delete_seconds"}, or {"problem", "step"}: which of them failed.
+The environment names the tier (SUREFOOT_PERSISTENT_URI, …), so that no command line has credentials. The object is
+below `.probe-…` and is deleted afterwards, even if reading it fails. Prints one line of JSON: {"place", "write_seconds",
+"read_seconds", "delete_seconds"}, or {"problem", "step"} with the step that failed.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _BYTES = 4096
 def check_tier(store: ObjectStore, name: str) -> dict[str, Any]:
     """Writes, reads and deletes an object below `.probe-NAME`."""
     folder, data = f".probe-{name}", os.urandom(_BYTES)
-    found: dict[str, Any] = {"place": store.location}
-    step, began = "write", time.monotonic()
+    result: dict[str, Any] = {"place": store.location}
+    step, start_seconds = "write", time.monotonic()
     try:
         try:
             store.put(f"{folder}/object", data)
-            found["write_seconds"] = time.monotonic() - began
-            step, began = "read", time.monotonic()
+            result["write_seconds"] = time.monotonic() - start_seconds
+            step, start_seconds = "read", time.monotonic()
             if store.read(f"{folder}/object") != data:
-                return {**found, "step": step, "problem": "other bytes are read than were written"}
-            found["read_seconds"] = time.monotonic() - began
+                return {**result, "step": step, "problem": "other bytes are read than were written"}
+            result["read_seconds"] = time.monotonic() - start_seconds
         finally:
             if step == "read":
-                began = time.monotonic()
+                start_seconds = time.monotonic()
                 store.remove_folder(folder)
-                found["delete_seconds"] = time.monotonic() - began
+                result["delete_seconds"] = time.monotonic() - start_seconds
     except SurefootError as error:
-        failed = "delete" if "read_seconds" in found and "delete_seconds" not in found else step
-        return {**found, "step": failed, "problem": str(error)}
-    return found
+        failed_step = "delete" if "read_seconds" in result and "delete_seconds" not in result else step
+        return {**result, "step": failed_step, "problem": str(error)}
+    return result
 
 
 def main() -> int:
@@ -53,13 +53,13 @@ def main() -> int:
             raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to probe")
         store = open_store(settings, create_root=True)
         try:
-            body = check_tier(store, uuid.uuid4().hex)
+            result = check_tier(store, uuid.uuid4().hex)
         finally:
             store.close()
     except SurefootError as error:
-        body = {"step": "open", "problem": str(error)}
-    print(json.dumps(body))
-    return 1 if "problem" in body else 0
+        result = {"step": "open", "problem": str(error)}
+    print(json.dumps(result))
+    return 1 if "problem" in result else 0
 
 
 if __name__ == "__main__":

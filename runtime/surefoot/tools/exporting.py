@@ -1,9 +1,9 @@
 """`python -m surefoot.tools.exporting --job UID [--step N] --to FOLDER --as dcp|safetensors [--name model]
 [--dtype bfloat16] [--file-bytes N]`
 
-Writes a checkpoint of the persistent tier (named by the environment) as a plain folder of torch.distributed.checkpoint,
-everything that all ranks share; or the weights of one model as Hugging Face safetensors. Every byte is verified as it is
-read, and no more than a few bands of tensors are in memory. Prints one line of JSON: {"step", "tensors", "bytes"}, or
+Exports a checkpoint of the persistent tier (named by the environment): either its shared state as a folder of
+torch.distributed.checkpoint, or the weights of one model as Hugging Face safetensors. Every byte is verified as it is
+read, and at most a few bands of tensors are in memory. Prints one line of JSON: {"step", "tensors", "bytes"}, or
 {"problem"}.
 """
 
@@ -27,30 +27,30 @@ from surefoot.tools.foreign_formats import FileForm
 from surefoot.tools.rank_streams import BandReader, bands_of, open_checkpoint, saved_tensors
 
 
-def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
-    """Writes what all ranks share as a folder of DCP."""
+def export_state(reader: CheckpointReader, folder: Path) -> dict[str, Any]:
+    """Writes the shared state of all ranks as a DCP folder."""
     tensors = saved_tensors(reader)
     values = read_values(reader.read_values(0))
-    whole = state_dict_of(tensors, values)
-    foreign_formats.write_dcp_folder(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
-    total = sum(band.size_bytes for band in bands_of(tensors))
-    return {"step": values["step"], "tensors": len(tensors), "bytes": total}
+    state_dict = state_dict_of(tensors, values)
+    foreign_formats.write_dcp_folder(folder, state_dict, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
+    total_bytes = sum(band.size_bytes for band in bands_of(tensors))
+    return {"step": values["step"], "tensors": len(tensors), "bytes": total_bytes}
 
 
-def export_weights(reader: CheckpointReader, to: Path, name: str, form: FileForm) -> dict[str, Any]:
+def export_weights(reader: CheckpointReader, folder: Path, name: str, form: FileForm) -> dict[str, Any]:
     """Writes one model's weights as safetensors.
 
     Raises:
         ConfigurationError: the checkpoint has no object of that name.
-        StateMismatch: safetensors, or the type that `form` names, cannot hold them.
+        StateMismatch: safetensors, or the dtype in `form`, cannot represent them.
     """
     prefix = f"{name}/"
-    tensors = {n: what for n, what in saved_tensors(reader).items() if n.startswith(prefix)}
+    tensors = {n: saved for n, saved in saved_tensors(reader).items() if n.startswith(prefix)}
     if not tensors:
         raise ConfigurationError(f"the checkpoint has no tensors of {name!r}: --name says which model's weights")
     bands = BandReader(reader, tensors, list(bands_of(tensors)))
-    total = foreign_formats.write_safetensors(to, tensors, bands, prefix, form)
-    return {"step": read_values(reader.read_values(0))["step"], "tensors": len(tensors), "bytes": total}
+    total_bytes = foreign_formats.write_safetensors(folder, tensors, bands, prefix, form)
+    return {"step": read_values(reader.read_values(0))["step"], "tensors": len(tensors), "bytes": total_bytes}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,19 +62,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--name", default="model", help="whose weights go into safetensors (default: model)")
     parser.add_argument("--dtype", choices=foreign_formats.DTYPES, help="what floating point weights become")
     parser.add_argument("--file-bytes", type=int, default=foreign_formats.FILE_BYTES, help="the most of a weight file")
-    given = parser.parse_args(arguments)
-    form = FileForm(given.file_bytes, given.dtype)
+    args = parser.parse_args(arguments)
+    form = FileForm(args.file_bytes, args.dtype)
     try:
-        settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": given.job}).persistent
+        settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": args.job}).persistent
         if settings is None:
             raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to read")
-        with open_checkpoint(persistent_source(settings, given.job), given.step) as reader:
-            weights = given.kind == "safetensors"
-            body = export_weights(reader, given.to, given.name, form) if weights else export_state(reader, given.to)
+        with open_checkpoint(persistent_source(settings, args.job), args.step) as reader:
+            is_weights = args.kind == "safetensors"
+            result = export_weights(reader, args.to, args.name, form) if is_weights else export_state(reader, args.to)
     except (SurefootError, OSError) as error:
-        body = {"problem": str(error)}
-    print(json.dumps(body))
-    return 1 if "problem" in body else 0
+        result = {"problem": str(error)}
+    print(json.dumps(result))
+    return 1 if "problem" in result else 0
 
 
 if __name__ == "__main__":

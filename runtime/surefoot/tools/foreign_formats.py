@@ -1,8 +1,8 @@
 """Writes and reads folders of torch.distributed.checkpoint.
 
-torch's own FileSystemWriter and FileSystemReader do the format; the planners here give and take one band or stored
-chunk at a time. Nothing pickled is run: plain values are read with `weights_only=True`. (The folder's `.metadata` is
-torch's own pickle, read by torch: import only folders that you trust.)
+torch's own FileSystemWriter and FileSystemReader implement the format; the planners here pass one band or stored chunk
+at a time. Plain values are read with `weights_only=True`, so that no pickled code runs. The folder's `.metadata` is
+torch's own pickle, read by torch: import only folders that you trust.
 """
 
 from __future__ import annotations
@@ -52,36 +52,40 @@ from surefoot.state.modules import ImportedParts, StateDict, parts_of
 from surefoot.tools.rank_streams import Band, BandReader, bands_of
 
 
-def write_dcp_folder(folder: Path, whole: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader) -> None:
-    """Writes a folder that `dcp.load` reads; refuses one that has a checkpoint."""
+def write_dcp_folder(
+    folder: Path, state_dict: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader
+) -> None:
+    """Writes a folder that `dcp.load` reads; raises ConfigurationError if it already has a checkpoint."""
     if (folder / ".metadata").exists():
         raise ConfigurationError(f"{folder} has a checkpoint already: name an empty or new folder")
-    # nothing is resolved ahead: a band is emptied when the next one is asked for
+    # no copy ahead: `resolve_data` empties a band when the next one is requested
     writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0, overwrite=False)
-    save({}, storage_writer=writer, planner=_Exporting(whole, tensors, bands), no_dist=True)
+    save({}, storage_writer=writer, planner=_BandPlanner(state_dict, tensors, bands), no_dist=True)
 
 
-class _Exporting(SavePlanner):
+class _BandPlanner(SavePlanner):
     """Plans every band as a chunk of its tensor, in the order in which the bands are read."""
 
-    def __init__(self, whole: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader) -> None:
-        flat, self._paths = flatten_state_dict(whole.tree)
+    def __init__(self, state_dict: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader) -> None:
+        flat, self._paths = flatten_state_dict(state_dict.tree)
         names = {
-            key: whole.names[id(v)] for key, v in flat.items() if isinstance(v, torch.Tensor) and id(v) in whole.names
+            key: state_dict.names[id(v)]
+            for key, v in flat.items()
+            if isinstance(v, torch.Tensor) and id(v) in state_dict.names
         }
         self._plain = {key: value for key, value in flat.items() if key not in names}
         self._names, self._tensors, self._bands = names, tensors, bands
         self._boxes: dict[tuple[str, torch.Size], Box] = {}
-        self._given = torch.empty(0, device="cpu")
+        self._last_band = torch.empty(0, device="cpu")
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """Everything was given at the start."""
+        """Does nothing: the constructor got everything."""
 
     def create_local_plan(self) -> SavePlan:
-        keys: dict[str, list[str]] = defaultdict(list)  # tied weights have several
+        keys_by_name: dict[str, list[str]] = defaultdict(list)  # tied weights have several
         for key, name in self._names.items():
-            keys[name].append(key)
-        items = [self._item(key, band) for band in bands_of(self._tensors) for key in keys[band.name]]
+            keys_by_name[name].append(key)
+        items = [self._plan_band(key, band) for band in bands_of(self._tensors) for key in keys_by_name[band.name]]
         items += [WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO) for key in self._plain]
         return SavePlan(items, planner_data=self._paths)
 
@@ -100,22 +104,22 @@ class _Exporting(SavePlanner):
             torch.save(self._plain[key], buffer)
             return buffer
         assert write_item.index.offset is not None, "every band was planned with its place"
-        # torch's FileSystemWriter keeps the last band of every tensor until its file is whole: let it keep empty ones
-        self._given.untyped_storage().resize_(0)
-        self._given = self._bands.read(self._names[key], self._boxes[key, write_item.index.offset]).clone()
-        return self._given
+        # torch's FileSystemWriter keeps each tensor's last band until its file is complete: let it keep empty ones
+        self._last_band.untyped_storage().resize_(0)
+        self._last_band = self._bands.read(self._names[key], self._boxes[key, write_item.index.offset]).clone()
+        return self._last_band
 
-    def _item(self, key: str, band: Band) -> WriteItem:
-        what = self._tensors[band.name]
+    def _plan_band(self, key: str, band: Band) -> WriteItem:
+        saved = self._tensors[band.name]
         offset = torch.Size(band.box.offsets)
         self._boxes[key, offset] = band.box
         chunk = ChunkStorageMetadata(offset, torch.Size(band.box.lengths))
-        data = TensorWriteData(chunk, TensorProperties(dtype=dtype_from_name(what.dtype)), torch.Size(what.shape))
+        data = TensorWriteData(chunk, TensorProperties(dtype=dtype_from_name(saved.dtype)), torch.Size(saved.shape))
         return WriteItem(MetadataIndex(key, offset), WriteItemType.SHARD, tensor_data=data)
 
 
 class Folder:
-    """A folder that `dcp.save` wrote, to be read chunk by chunk."""
+    """Reads a folder that `dcp.save` wrote, chunk by chunk."""
 
     def __init__(self, path: Path) -> None:
         if not (path / ".metadata").is_file():
@@ -125,75 +129,77 @@ class Folder:
         self._reader = FileSystemReader(path)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, True)
-        self._key: dict[str, str] = {}
+        self._key_by_name: dict[str, str] = {}
 
     def parts(self, model: str) -> ImportedParts:
-        """The parts it holds, tensors as stand-ins.
+        """Returns the folder's parts of a program, with tensors as stand-ins.
 
-        `model` names weights at the top.
+        `model` is the part name for weights at the top of the state dict.
         """
         flat: dict[str, Any] = {}
-        keys: dict[int, str] = {}
-        for key, kind in self._metadata.state_dict_metadata.items():
-            if isinstance(kind, BytesStorageMetadata):
-                flat[key] = self._value(key)
+        key_by_id: dict[int, str] = {}
+        for key, metadata in self._metadata.state_dict_metadata.items():
+            if isinstance(metadata, BytesStorageMetadata):
+                flat[key] = self._read_value(key)
                 continue
-            flat[key] = torch.empty(kind.size, dtype=kind.properties.dtype, device="meta")
-            keys[id(flat[key])] = key
+            flat[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype, device="meta")
+            key_by_id[id(flat[key])] = key
         paths = self._metadata.planner_data
-        found = parts_of(unflatten_state_dict(flat, paths) if paths else flat, model)
-        self._key = {name: keys[id(tensor)] for name, tensor in found.tensors.items()}
-        return found
+        imported = parts_of(unflatten_state_dict(flat, paths) if paths else flat, model)
+        self._key_by_name = {name: key_by_id[id(tensor)] for name, tensor in imported.tensors.items()}
+        return imported
 
     def boxes(self, name: str) -> tuple[Box, ...]:
-        """The boxes of a tensor's stored chunks, sorted."""
-        found = [Box(tuple(c.offsets), tuple(c.sizes)) for c in self._of(name).chunks]
-        return tuple(sorted((box for box in found if box.volume), key=lambda box: box.offsets))
+        """Returns the boxes of a tensor's stored chunks, sorted."""
+        chunk_boxes = [Box(tuple(c.offsets), tuple(c.sizes)) for c in self._metadata_of(name).chunks]
+        return tuple(sorted((box for box in chunk_boxes if box.volume), key=lambda box: box.offsets))
 
     def saved(self, name: str) -> SavedTensor:
-        kind = self._of(name)
-        return SavedTensor(dtype_name(kind.properties.dtype), tuple(kind.size))
+        metadata = self._metadata_of(name)
+        return SavedTensor(dtype_name(metadata.properties.dtype), tuple(metadata.size))
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         """Reads one stored chunk."""
-        kind, key = self._of(name), self._key[name]
-        number = next(
-            i for i, c in enumerate(kind.chunks) if tuple(c.offsets) == box.offsets and tuple(c.sizes) == box.lengths
+        metadata, key = self._metadata_of(name), self._key_by_name[name]
+        chunk_index = next(
+            i
+            for i, c in enumerate(metadata.chunks)
+            if tuple(c.offsets) == box.offsets and tuple(c.sizes) == box.lengths
         )
-        index = MetadataIndex(key, torch.Size(box.offsets), number)
-        nought = torch.Size([0] * len(box.offsets))
-        item = ReadItem(LoadItemType.TENSOR, index, nought, index, nought, torch.Size(box.lengths))
-        taking = _Taking(torch.empty(box.lengths, dtype=kind.properties.dtype, device="cpu"))
-        self._reader.read_data(LoadPlan([item]), taking).wait()
-        return taking.tensor
+        index = MetadataIndex(key, torch.Size(box.offsets), chunk_index)
+        zero_offsets = torch.Size([0] * len(box.offsets))
+        item = ReadItem(LoadItemType.TENSOR, index, zero_offsets, index, zero_offsets, torch.Size(box.lengths))
+        planner = _SingleReadPlanner(torch.empty(box.lengths, dtype=metadata.properties.dtype, device="cpu"))
+        self._reader.read_data(LoadPlan([item]), planner).wait()
+        return planner.tensor
 
-    def _of(self, name: str) -> TensorStorageMetadata:
-        kind = self._metadata.state_dict_metadata[self._key[name]]
-        assert isinstance(kind, TensorStorageMetadata), "only tensors are named"
-        return kind
+    def _metadata_of(self, name: str) -> TensorStorageMetadata:
+        metadata = self._metadata.state_dict_metadata[self._key_by_name[name]]
+        assert isinstance(metadata, TensorStorageMetadata), "only tensors are named"
+        return metadata
 
-    def _value(self, key: str) -> Any:
+    def _read_value(self, key: str) -> Any:
         index = MetadataIndex(key)
-        nothing = torch.Size([])
-        taking = _Taking(torch.empty(0, device="cpu"))
-        item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
-        self._reader.read_data(LoadPlan([item]), taking).wait()
+        empty = torch.Size([])
+        planner = _SingleReadPlanner(torch.empty(0, device="cpu"))
+        item = ReadItem(LoadItemType.BYTE_IO, index, empty, index, empty, empty)
+        self._reader.read_data(LoadPlan([item]), planner).wait()
         try:
-            return torch.load(taking.blob, weights_only=True)
-        except Exception as error:  # pickle raises whatever it likes
+            return torch.load(planner.blob, weights_only=True)
+        except Exception as error:  # unpickling may raise any exception
             raise StateMismatch(
                 f"{key} is not a plain value and is not read, since reading it would run code: {error}"
             ) from error
 
 
-class _Taking(LoadPlanner):
-    """Takes the one thing that is read."""
+class _SingleReadPlanner(LoadPlanner):
+    """Receives the only tensor or value that is read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.blob = tensor, io.BytesIO()
 
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-        """Nothing to set up."""
+        """Does nothing."""
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan([])
@@ -211,19 +217,19 @@ class _Taking(LoadPlanner):
         return self.tensor
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """It was read in place."""
+        """Does nothing: the tensor was read in place."""
 
 
 # ---- safetensors files -----------------------------------------------------------------------------------------------
-# Writes and reads weights as Hugging Face safetensors files, in bands. Used by export and import. Written by hand,
-# because the library wants whole tensors in memory; what is written is read by it.
+# Writes and reads weights as Hugging Face safetensors files, in bands. Used by export and import. Files are written
+# without the library, because it needs whole tensors in memory; the library can read them.
 
 FILE_BYTES = 5_000_000_000
 DTYPES = ("float32", "float16", "bfloat16")
-"""What floating point weights can be written as."""
-_FLOATING = ("float64", *DTYPES)
+"""Types to which floating point weights can be converted."""
+_FLOATING_DTYPES = ("float64", *DTYPES)
 
-_TYPES = {
+_SAFETENSORS_TYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -245,16 +251,16 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """The size of weight files, and the type of their numbers."""
+    """Sets the size of weight files, and the type of their numbers."""
 
     file_bytes: int = FILE_BYTES
-    """Files are not larger, unless one tensor is; more than one get an index."""
+    """Largest file in bytes, unless one tensor is larger. Several files get an index."""
     dtype: str | None = None
-    """What floating point tensors become; None: they stay as they were saved."""
+    """Type to which floating point tensors are converted; None: the saved type."""
 
-    def of(self, what: SavedTensor) -> SavedTensor:
-        """Describes a tensor as it is written."""
-        return SavedTensor(self.dtype, what.shape) if self.dtype and what.dtype in _FLOATING else what
+    def of(self, saved: SavedTensor) -> SavedTensor:
+        """Returns the type and shape in which a tensor is written."""
+        return SavedTensor(self.dtype, saved.shape) if self.dtype and saved.dtype in _FLOATING_DTYPES else saved
 
 
 def write_safetensors(
@@ -265,60 +271,66 @@ def write_safetensors(
     A file gets its name once it is complete.
 
     Raises:
-        StateMismatch: safetensors lack a tensor's type, or the type asked for lacks its values.
+        StateMismatch: safetensors do not have a tensor's type, or a value overflows the requested type.
     """
-    written = {name: form.of(what) for name, what in tensors.items()}
-    for name, what in written.items():
-        if what.dtype not in _TYPES:
-            raise StateMismatch(f"{name} is {what.dtype}, which safetensors files do not have: export to dcp instead")
+    written = {name: form.of(written_form) for name, written_form in tensors.items()}
+    for name, written_form in written.items():
+        if written_form.dtype not in _SAFETENSORS_TYPES:
+            raise StateMismatch(
+                f"{name} is {written_form.dtype}, which safetensors files do not have: export to dcp instead"
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    files = list(_files(written, form.file_bytes))
-    places: dict[str, str] = {}
-    for number, names in enumerate(files):
-        one = len(files) == 1
-        file = "model.safetensors" if one else f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+    files = list(_split_into_files(written, form.file_bytes))
+    file_by_tensor: dict[str, str] = {}
+    for file_index, names in enumerate(files):
+        is_single = len(files) == 1
+        file = "model.safetensors" if is_single else f"model-{file_index + 1:05d}-of-{len(files):05d}.safetensors"
         _write_file(folder / file, {n: (tensors[n], written[n]) for n in names}, bands, prefix)
-        places |= dict.fromkeys((_own_name(n, prefix) for n in names), file)
-    total = sum(_size(what) for what in written.values())
+        file_by_tensor |= dict.fromkeys((_name_in_model(n, prefix) for n in names), file)
+    total_bytes = sum(_saved_bytes(written_form) for written_form in written.values())
     if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": file_by_tensor}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return total
+    return total_bytes
 
 
-def _files(tensors: Mapping[str, SavedTensor], limit: int) -> Iterator[list[str]]:
+def _split_into_files(tensors: Mapping[str, SavedTensor], limit: int) -> Iterator[list[str]]:
     names: list[str] = []
-    size = 0
-    for name, what in tensors.items():
-        if names and size + _size(what) > limit:
+    size_bytes = 0
+    for name, saved in tensors.items():
+        if names and size_bytes + _saved_bytes(saved) > limit:
             yield names
-            names, size = [], 0
+            names, size_bytes = [], 0
         names.append(name)
-        size += _size(what)
+        size_bytes += _saved_bytes(saved)
     yield names
 
 
 def _write_file(
     path: Path, tensors: Mapping[str, tuple[SavedTensor, SavedTensor]], bands: BandReader, prefix: str
 ) -> None:
-    """Writes one file of tensors, each as it was saved and as it is written."""
+    """Writes one file; `tensors` has each tensor's saved form and its written form."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
-    for name, (_, what) in tensors.items():
-        end = position + _size(what)
-        kind = {"dtype": _TYPES[what.dtype], "shape": list(what.shape), "data_offsets": [position, end]}
-        header[_own_name(name, prefix)] = kind
+    for name, (_, written_form) in tensors.items():
+        end = position + _saved_bytes(written_form)
+        description = {
+            "dtype": _SAFETENSORS_TYPES[written_form.dtype],
+            "shape": list(written_form.shape),
+            "data_offsets": [position, end],
+        }
+        header[_name_in_model(name, prefix)] = description
         position = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    header_text = json.dumps(header, separators=(",", ":")).encode()
+    header_text += b" " * (-len(header_text) % 8)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(len(header_text).to_bytes(8, "little") + header_text)
             for band in bands_of({name: saved for name, (saved, _) in tensors.items()}):
                 if band.size_bytes:
-                    read = _cast(bands.read(band.name, band.box), tensors[band.name][1].dtype, band.name)
-                    file.write(as_integer_elements(read).numpy().tobytes())
+                    tensor = _cast(bands.read(band.name, band.box), tensors[band.name][1].dtype, band.name)
+                    file.write(as_integer_elements(tensor).numpy().tobytes())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -326,23 +338,23 @@ def _write_file(
         temporary.unlink(missing_ok=True)
 
 
-def _cast(read: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
-    wanted = dtype_from_name(dtype)
-    if read.dtype == wanted:
-        return read
-    found = read.to(wanted)
-    if bool((read.isfinite() & ~found.isfinite()).any()):
+def _cast(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
+    target_dtype = dtype_from_name(dtype)
+    if tensor.dtype == target_dtype:
+        return tensor
+    cast = tensor.to(target_dtype)
+    if bool((tensor.isfinite() & ~cast.isfinite()).any()):
         raise StateMismatch(f"{name} has values beyond {dtype}: export it as bfloat16 or as it is")
-    return found
+    return cast
 
 
-def _own_name(name: str, prefix: str) -> str:
-    """The tensor's name in its model."""
+def _name_in_model(name: str, prefix: str) -> str:
+    """Returns the tensor's name in its model."""
     return unescaped(name.removeprefix(prefix))
 
 
-def _size(what: SavedTensor) -> int:
-    return prod(what.shape) * itemsize(what.dtype)
+def _saved_bytes(saved: SavedTensor) -> int:
+    return prod(saved.shape) * itemsize(saved.dtype)
 
 
 class Weights:
@@ -352,39 +364,41 @@ class Weights:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not files:
             raise ConfigurationError(f"{path} has no .safetensors files: name one, or a folder of them")
-        self._where: dict[str, Path] = {}
+        self._file_by_tensor: dict[str, Path] = {}
         self._saved: dict[str, SavedTensor] = {}
         for file in files:
-            self._look(file)
+            self._index_file(file)
 
     def saved(self) -> dict[str, SavedTensor]:
         return self._saved
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """Reads the rows of a band, mapping the file only meanwhile.
+        """Reads the rows of a band.
 
-        What is mapped counts as memory.
+        The file is mapped only during the read, because mapped pages count as the process's memory.
         """
-        with _opened(self._where[name]) as file:
+        with _open_safetensors(self._file_by_tensor[name]) as file:
             if not box.lengths:
-                whole: torch.Tensor = file.get_tensor(name)
-                return whole.clone()
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor.clone()
             rows: torch.Tensor = file.get_slice(name)[box.offsets[0] : box.stops[0]]
             columns = (slice(o, o + n) for o, n in zip(box.offsets[1:], box.lengths[1:], strict=True))
             return rows[(slice(None), *columns)].clone()
 
-    def _look(self, path: Path) -> None:
-        with _opened(path) as file:
+    def _index_file(self, path: Path) -> None:
+        with _open_safetensors(path) as file:
             for name in file.keys():  # noqa: SIM118  # it is no dictionary
-                if name in self._where:
-                    raise StateMismatch(f"tensor {name} is in {path} and in {self._where[name]}: keep one set of files")
+                if name in self._file_by_tensor:
+                    raise StateMismatch(
+                        f"tensor {name} is in {path} and in {self._file_by_tensor[name]}: keep one set of files"
+                    )
                 shape = tuple(file.get_slice(name).get_shape())
-                nothing = file.get_slice(name)[0:0] if shape else file.get_tensor(name)
-                self._where[name] = path
-                self._saved[name] = SavedTensor(dtype_name(nothing.dtype), shape)
+                empty = file.get_slice(name)[0:0] if shape else file.get_tensor(name)
+                self._file_by_tensor[name] = path
+                self._saved[name] = SavedTensor(dtype_name(empty.dtype), shape)
 
 
-def _opened(path: Path) -> Any:
+def _open_safetensors(path: Path) -> Any:
     from safetensors import safe_open
 
     return safe_open(path, framework="pt")

@@ -1,9 +1,9 @@
 """`python -m surefoot.tools.importing --job UID --step N --from PATH --as dcp|safetensors [--name model]`
 
-Makes a checkpoint of a new job in the persistent tier (named by the environment) from a folder that
-torch.distributed.checkpoint wrote, or from Hugging Face safetensors. One stored chunk is in memory at a time. A job goes
-on from it by `checkpoint.restoreFrom`, or takes its weights with `Checkpointer.load_weights`. Prints one line of JSON:
-{"step", "generation", "tensors", "bytes"}, or {"problem"}.
+Creates a checkpoint of a new job in the persistent tier (named by the environment) from a folder that
+torch.distributed.checkpoint wrote, or from Hugging Face safetensors. One stored chunk is in memory at a time. A job
+continues from it with `checkpoint.restoreFrom`, or takes its weights with `Checkpointer.load_weights`. Prints one line
+of JSON: {"step", "generation", "tensors", "bytes"}, or {"problem"}.
 """
 
 from __future__ import annotations
@@ -28,44 +28,48 @@ from surefoot.tools.rank_streams import ReadBox, bands_of, open_tier, write_save
 
 
 def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
-    """Parts as they are stored, values, and how to read a part."""
+    """Returns a DCP folder's stored chunks, its values, and a reader of one chunk; `name`: see `Folder.parts`."""
     folder = Folder(path)
-    found = folder.parts(name)
+    imported = folder.parts(name)
     parts = []
-    for tensor in found.tensors:
-        what = folder.saved(tensor)
-        parts.append(TensorParts(tensor, what.dtype, what.shape, folder.boxes(tensor)))
-    return parts, found.values, folder.read
+    for tensor in imported.tensors:
+        saved = folder.saved(tensor)
+        parts.append(TensorParts(tensor, saved.dtype, saved.shape, folder.boxes(tensor)))
+    return parts, imported.values, folder.read
 
 
 def from_safetensors(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
-    """Bands, values and reader of a program with this model alone."""
+    """Returns bands, values and a reader of one band for a program that has only this model."""
     weights = Weights(path)
     prefix = f"{name}/"
-    parts = [_in_bands(prefix + escaped(leaf), what) for leaf, what in weights.saved().items()]
+    parts = [_split_into_bands(prefix + escaped(leaf), saved) for leaf, saved in weights.saved().items()]
     return parts, {"parts": {name: {}}}, lambda tensor, box: weights.read(unescaped(tensor.removeprefix(prefix)), box)
 
 
-def _in_bands(name: str, what: SavedTensor) -> TensorParts:
-    boxes = tuple(band.box for band in bands_of({name: what}) if band.box.volume)
-    return TensorParts(name, what.dtype, what.shape, boxes)
+def _split_into_bands(name: str, saved: SavedTensor) -> TensorParts:
+    boxes = tuple(band.box for band in bands_of({name: saved}) if band.box.volume)
+    return TensorParts(name, saved.dtype, saved.shape, boxes)
 
 
 def import_checkpoint(
-    tier: ObjectStoreTier, step: int, found: tuple[list[TensorParts], dict[str, Any], ReadBox]
+    tier: ObjectStoreTier, step: int, source: tuple[list[TensorParts], dict[str, Any], ReadBox]
 ) -> dict[str, Any]:
-    """Writes the checkpoint of a job that has none."""
+    """Writes the first checkpoint of a job.
+
+    `source`: its tensors with the boxes to write, its values, and a reader of one box. Raises ConfigurationError if the
+    job already has checkpoints.
+    """
     if tier.list_all_checkpoints():
         raise ConfigurationError("this job has checkpoints already: import into a new uid, so that none is mistaken")
-    parts, values, read = found
-    epoch = tier.claim_generation()
-    write_record(tier, LineageEntry(epoch, None, 1))
+    parts, values, read = source
+    generation = tier.claim_generation()
+    write_record(tier, LineageEntry(generation, None, 1))
     blob = values_blob(
         {"seed": 0, **values, "step": step, "world_size": 1}
         | ({"weights_only": True} if not any(values["parts"].values()) else {})
     )
-    written = write_save(tier, RankSave(epoch, step, 0), parts, blob, read)
-    return {"step": step, "generation": epoch, "tensors": len(parts), "bytes": written}
+    written_bytes = write_save(tier, RankSave(generation, step, 0), parts, blob, read)
+    return {"step": step, "generation": generation, "tensors": len(parts), "bytes": written_bytes}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,16 +79,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--from", dest="path", type=Path, required=True, help="a folder, or one safetensors file")
     parser.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp")
     parser.add_argument("--name", default="model", help="the object that weights without a name belong to")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        tier = open_tier(given.job, begin=True)
-        found = from_dcp(given.path, given.name) if given.kind == "dcp" else from_safetensors(given.path, given.name)
-        body = import_checkpoint(tier, given.step, found)
+        tier = open_tier(args.job, begin=True)
+        source = from_dcp(args.path, args.name) if args.kind == "dcp" else from_safetensors(args.path, args.name)
+        result = import_checkpoint(tier, args.step, source)
         tier.close()
     except (SurefootError, OSError) as error:
-        body = {"problem": str(error)}
-    print(json.dumps(body))
-    return 1 if "problem" in body else 0
+        result = {"problem": str(error)}
+    print(json.dumps(result))
+    return 1 if "problem" in result else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Reads a whole persistent checkpoint rank by rank, every byte verified.
 
-Called by `compare` and `verify`. Reads through the Tier protocol; holds one rank's stream at a time unless asked to
-keep tensors.
+Called by `compare` and `verify`. It reads through the Tier protocol, with one rank's stream in memory at a time.
 """
 
 from __future__ import annotations
@@ -45,25 +44,25 @@ from surefoot.state.entries import TensorLocation
 from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 # ---- byte progress ---------------------------------------------------------------------------------------------------
-# Reports a tool's progress as JSON lines on standard error. {"done", "total"} in bytes. Silent unless
-# `SUREFOOT_TOOL_PROGRESS` is set: a person who runs a tool by hand reads its last line alone.
+# Reports a tool's progress as JSON lines on standard error: {"done", "total"} in bytes. Nothing is written unless
+# `SUREFOOT_TOOL_PROGRESS` is set: a user who runs a tool by hand only needs its last line.
 
 VARIABLE = "SUREFOOT_TOOL_PROGRESS"
-_PAUSE_SECONDS = 0.1
+_REPORT_INTERVAL_SECONDS = 0.1
 
 
 class ByteProgress:
     """Counts bytes towards a total, on one thread."""
 
     def __init__(self, total: int) -> None:
-        self._wanted = bool(os.environ.get(VARIABLE))
-        self._total, self._done, self._next = total, 0, 0.0
+        self._is_enabled = bool(os.environ.get(VARIABLE))
+        self._total, self._done, self._next_report_seconds = total, 0, 0.0
 
     def add(self, size: int) -> None:
         self._done += size
         now = time.monotonic()
-        if self._wanted and (now >= self._next or self._done >= self._total):
-            self._next = now + _PAUSE_SECONDS
+        if self._is_enabled and (now >= self._next_report_seconds or self._done >= self._total):
+            self._next_report_seconds = now + _REPORT_INTERVAL_SECONDS
             sys.stderr.write(json.dumps({"done": self._done, "total": self._total}) + "\n")
             sys.stderr.flush()
 
@@ -75,7 +74,7 @@ Ranks = Mapping[int, RankManifest]
 
 @dataclass(frozen=True, slots=True)
 class RankStream:
-    """Holds one rank's verified bytes."""
+    """Contains one rank's verified bytes."""
 
     manifest: RankManifest
     stream: Stream
@@ -93,7 +92,7 @@ class RankStream:
 def open_tier(job: str, *, begin: bool = False) -> ObjectStoreTier:
     """Opens the persistent tier that the environment names, or raises ConfigurationError.
 
-    `begin`: makes its folder where there is none.
+    `begin`: create its folder if it is missing.
     """
     settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": job}).persistent
     if settings is None:
@@ -103,20 +102,20 @@ def open_tier(job: str, *, begin: bool = False) -> ObjectStoreTier:
 
 def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManifest]]:
     """Groups readable manifests by checkpoint, oldest first."""
-    found: dict[Checkpoint, dict[int, RankManifest]] = {}
+    ranks_by_checkpoint: dict[Checkpoint, dict[int, RankManifest]] = {}
     for manifest in tier.manifests():
-        found.setdefault(manifest.save.checkpoint, {})[manifest.save.rank] = manifest
-    return dict(sorted(found.items(), key=lambda item: (item[0].step, item[0].generation)))
+        ranks_by_checkpoint.setdefault(manifest.save.checkpoint, {})[manifest.save.rank] = manifest
+    return dict(sorted(ranks_by_checkpoint.items(), key=lambda item: (item[0].step, item[0].generation)))
 
 
 def is_complete(ranks: Ranks) -> bool:
-    """Whether every rank of that world is there."""
-    world = next(iter(ranks.values())).world_size
-    return has_every_rank(ranks, world) and all(m.world_size == world for m in ranks.values())
+    """Returns whether every rank of the checkpoint's world size has a manifest."""
+    world_size = next(iter(ranks.values())).world_size
+    return has_every_rank(ranks, world_size) and all(m.world_size == world_size for m in ranks.values())
 
 
 def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
-    """Why these layouts do not cover each tensor exactly once, or None."""
+    """Explains why these layouts do not cover each tensor exactly once; None if they do."""
     try:
         streams = [read_layout(m.layout, tier.read_layout(m.layout)) for m in ranks.values()]
     except SurefootError as error:
@@ -126,12 +125,12 @@ def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
 
 def read_rank(tier: ObjectStoreTier, manifest: RankManifest, progress: ByteProgress | None = None) -> RankStream:
     """Reads and verifies one rank save; SurefootError names missing or damaged parts."""
-    where = tier.name
+    tier_name = tier.name
     stream = read_layout(manifest.layout, tier.read_layout(manifest.layout))
-    table = tier.read_digests(manifest.save, 0, manifest.digests_bytes)
-    check_digests(manifest, table, where)
+    digest_table = tier.read_digests(manifest.save, 0, manifest.digests_bytes)
+    check_digests(manifest, digest_table, tier_name)
     values = tier.read_values(manifest.save)
-    check_values(manifest, values, where)
+    check_values(manifest, values, tier_name)
     data = bytearray(stream.layout.stream_bytes)
     view = memoryview(data)
     for chunk, length in enumerate(stream.layout.chunk_lengths()):
@@ -140,33 +139,34 @@ def read_rank(tier: ObjectStoreTier, manifest: RankManifest, progress: ByteProgr
         if progress is not None:
             progress.add(length)
         blocks = stream.blocks_of_chunk(chunk)
-        part = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
-        bad = first_bad_block(view[start : start + length], stream.edges, blocks, part)
-        if bad is not None:
-            piece = next(p for p in reversed(stream.pieces) if p.first_block <= bad)
+        chunk_digests = digest_table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
+        bad_block = first_bad_block(view[start : start + length], stream.edges, blocks, chunk_digests)
+        if bad_block is not None:
+            piece = next(p for p in reversed(stream.pieces) if p.first_block <= bad_block)
             raise DamagedBlock(
-                f"block {bad} (chunk {chunk}, tensor {piece.tensor.name}) of {manifest.save} does not match its digest"
+                f"block {bad_block} (chunk {chunk}, tensor {piece.tensor.name}) of {manifest.save} does not match its"
+                " digest"
             )
     return RankStream(manifest, stream, view.toreadonly(), values)
 
 
 class DamagedBlock(SurefootError):
-    """A block's bytes are not the saved ones."""
+    """A block's bytes do not match their digest."""
 
 
 # ---- stream copy -----------------------------------------------------------------------------------------------------
 # Copies checkpoints through bounded memory, in bands of tensors. Used by export and import.
 
 BAND_BYTES = 64 * 1024 * 1024
-"""Most that is held of a checkpoint at once (a band being read, one being written)."""
+"""Largest part of a checkpoint in memory at once, in bytes (one band being read, one being written)."""
 
 ALIGNED = 32
-"""Bands of several rows are a multiple of this many, as tiles are: a tile is then seldom read for two bands."""
+"""Bands of several rows have a multiple of this many, like tiles, so that few tiles are read for two bands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Part of one tensor, contiguous in it."""
+    """Locates a contiguous part of one tensor."""
 
     name: str
     box: Box
@@ -174,23 +174,23 @@ class Band:
 
 
 def open_checkpoint(source: SaveSource, step: int | None) -> CheckpointReader:
-    """The newest complete checkpoint, or that of `step`."""
-    catalogue = _newest_alone(source) if step is None else read_catalogue([source])
-    found = [checkpoint for checkpoint in catalogue.complete_checkpoints() if step in (None, checkpoint.step)]
-    if not found:
+    """Opens the newest complete checkpoint, or that of `step`; raises Unreadable if there is none."""
+    catalogue = _newest_catalogue(source) if step is None else read_catalogue([source])
+    checkpoints = [checkpoint for checkpoint in catalogue.complete_checkpoints() if step in (None, checkpoint.step)]
+    if not checkpoints:
         which = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise Unreadable(f"there is {which} of this job in the persistent tier", absent=True)
-    return CheckpointReader(found[-1], catalogue, ReadOptions(patience_seconds=60.0))
+    return CheckpointReader(checkpoints[-1], catalogue, ReadOptions(patience_seconds=60.0))
 
 
-def _newest_alone(source: SaveSource) -> Catalogue:
-    """What the tier itself calls its newest, found without a listing; all that is there if that is not complete."""
+def _newest_catalogue(source: SaveSource) -> Catalogue:
+    """Reads only the tier's newest checkpoint, without a listing; reads all if it is not complete."""
     tier = source.open()
     try:
         if isinstance(tier, ObjectStoreTier):
-            alone = Catalogue((source,), (SourceReading(tier.read_newest_manifests()),))
-            if alone.complete_checkpoints():
-                return alone
+            newest = Catalogue((source,), (SourceReading(tier.read_newest_manifests()),))
+            if newest.complete_checkpoints():
+                return newest
             metrics.fallbacks.labels("newest_not_complete").inc()
     finally:
         tier.close()
@@ -199,39 +199,39 @@ def _newest_alone(source: SaveSource) -> Catalogue:
 
 def saved_tensors(reader: CheckpointReader) -> dict[str, SavedTensor]:
     """Describes every tensor that belongs to all ranks."""
-    found = reader.layouts.list_tensors(reader.world_size, read_all=True)
-    return {n: SavedTensor(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
+    layouts = reader.layouts.list_tensors(reader.world_size, read_all=True)
+    return {n: SavedTensor(t.dtype, t.shape) for n, t in sorted(layouts.items()) if not n.startswith("local/")}
 
 
-def _boxes(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterator[Box]:
-    """Boxes of at most `limit_bytes` (or one element), in row-major order; one empty box for an empty tensor."""
+def _split_shape(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterator[Box]:
+    """Yields boxes of at most `limit_bytes` (or one element), in row-major order; one empty box for an empty tensor."""
     if prod(shape) * item_bytes <= limit_bytes or not shape:
         yield Box.whole(shape)
         return
-    row = prod(shape[1:]) * item_bytes
-    if row > limit_bytes:
+    row_bytes = prod(shape[1:]) * item_bytes
+    if row_bytes > limit_bytes:
         for index in range(shape[0]):
-            for inner in _boxes(shape[1:], item_bytes, limit_bytes):
+            for inner in _split_shape(shape[1:], item_bytes, limit_bytes):
                 yield Box((index, *inner.offsets), (1, *inner.lengths))
         return
-    rows = limit_bytes // row
-    rows = rows // ALIGNED * ALIGNED or rows
-    rest = (0,) * (len(shape) - 1)
-    for start in range(0, shape[0], rows):
-        yield Box((start, *rest), (min(rows, shape[0] - start), *shape[1:]))
+    row_count = limit_bytes // row_bytes
+    row_count = row_count // ALIGNED * ALIGNED or row_count
+    zeros = (0,) * (len(shape) - 1)
+    for start in range(0, shape[0], row_count):
+        yield Box((start, *zeros), (min(row_count, shape[0] - start), *shape[1:]))
 
 
 def bands_of(tensors: Mapping[str, SavedTensor]) -> Iterator[Band]:
     """Yields the bands of all tensors in their order."""
-    for name, what in tensors.items():
-        for box in _boxes(what.shape, itemsize(what.dtype), BAND_BYTES):
-            yield Band(name, box, box.volume * itemsize(what.dtype))
+    for name, saved in tensors.items():
+        for box in _split_shape(saved.shape, itemsize(saved.dtype), BAND_BYTES):
+            yield Band(name, box, box.volume * itemsize(saved.dtype))
 
 
 class BandReader:
     """Reads bands in order, verified, several small ones at a time.
 
-    It holds about one limit of bytes at most.
+    About `BAND_BYTES` are in memory at most.
     """
 
     def __init__(self, reader: CheckpointReader, tensors: Mapping[str, SavedTensor], order: Sequence[Band]) -> None:
@@ -239,26 +239,26 @@ class BandReader:
         self._batches = list(_batches(order))
         self._progress = ByteProgress(sum(band.size_bytes for band in order))
         self._batch_of = {(b.name, b.box): n for n, batch in enumerate(self._batches) for b in batch}
-        self._now = -1
-        self._held: dict[tuple[str, Box], torch.Tensor] = {}
+        self._current_batch = -1
+        self._tensors_by_band: dict[tuple[str, Box], torch.Tensor] = {}
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """Reads one band; cheap in the order given."""
-        number = self._batch_of[(name, box)]
-        if number != self._now:
-            self._held = {}
-            held = {(b.name, b.box): self._empty(b) for b in self._batches[number]}
-            fill(self._reader, [self._entry(*key, tensor) for key, tensor in held.items()])
-            self._held, self._now = held, number
-            self._progress.add(sum(band.size_bytes for band in self._batches[number]))
-        return self._held[(name, box)]
+        """Reads one band; cheap in the order given to the constructor."""
+        batch_index = self._batch_of[(name, box)]
+        if batch_index != self._current_batch:
+            self._tensors_by_band = {}
+            tensors_by_band = {(b.name, b.box): self._empty(b) for b in self._batches[batch_index]}
+            fill(self._reader, [self._entry(*key, tensor) for key, tensor in tensors_by_band.items()])
+            self._tensors_by_band, self._current_batch = tensors_by_band, batch_index
+            self._progress.add(sum(band.size_bytes for band in self._batches[batch_index]))
+        return self._tensors_by_band[(name, box)]
 
     def _empty(self, band: Band) -> torch.Tensor:
         return torch.empty(band.box.lengths, dtype=dtype_from_name(self._tensors[band.name].dtype), device="cpu")
 
     def _entry(self, name: str, box: Box, tensor: torch.Tensor) -> Entry:
-        what = self._tensors[name]
-        return Entry(name, tensor, what.dtype, TensorLocation(what.shape, box, None), "split")
+        saved = self._tensors[name]
+        return Entry(name, tensor, saved.dtype, TensorLocation(saved.shape, box, None), "split")
 
 
 def _batches(order: Sequence[Band]) -> Iterator[list[Band]]:
@@ -282,33 +282,33 @@ def write_save(
 ) -> int:
     """Writes a checkpoint of one rank; returns the bytes written.
 
-    `read` gives each box once, in the order of the stream.
+    `read` is called once for each box, in the order of the stream.
     """
     stream = Stream(build_layout(parts))
     progress = ByteProgress(stream.layout.stream_bytes)
-    table = bytearray()
+    digest_table = bytearray()
     ends = iter([*stream.layout.chunk_starts[1:], stream.layout.stream_bytes])
-    end, position, chunk, number = next(ends), 0, bytearray(), 0
+    end, position, chunk, chunk_number = next(ends), 0, bytearray(), 0
     for piece in stream.pieces:
-        for block in _blocks(piece, read):
-            table += block_digests(memoryview(block), (0, len(block)), range(1))
+        for block in _read_blocks(piece, read):
+            digest_table += block_digests(memoryview(block), (0, len(block)), range(1))
             chunk += block
             position += len(block)
             progress.add(len(block))
             if position == end:
-                tier.put_chunk(save, number, memoryview(chunk))
-                end, chunk, number = next(ends, -1), bytearray(), number + 1
-    if position != stream.layout.stream_bytes or len(table) != stream.blocks * DIGEST_BYTES:
+                tier.put_chunk(save, chunk_number, memoryview(chunk))
+                end, chunk, chunk_number = next(ends, -1), bytearray(), chunk_number + 1
+    if position != stream.layout.stream_bytes or len(digest_table) != stream.blocks * DIGEST_BYTES:
         raise SurefootError(f"{position} of {stream.layout.stream_bytes} bytes were given: the import is not complete")
     tier.put_layout(stream.digest, stream.text)
     tier.put_values(save, values)
-    tier.put_digests(save, bytes(table))
-    manifest = build_manifest(save, 1, "imported", stream, (bytes(table), values), 0.0)
+    tier.put_digests(save, bytes(digest_table))
+    manifest = build_manifest(save, 1, "imported", stream, (bytes(digest_table), values), 0.0)
     tier.commit(manifest, save.generation, stream.layout.chunk_lengths())
     return position
 
 
-def _blocks(piece: PlacedPiece, read: ReadBox) -> Iterator[bytes]:
+def _read_blocks(piece: PlacedPiece, read: ReadBox) -> Iterator[bytes]:
     if not prod(piece.piece.lengths):
         return
     tensor = as_integer_elements(read(piece.tensor.name, Box(piece.piece.offsets, piece.piece.lengths)))

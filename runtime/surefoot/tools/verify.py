@@ -1,7 +1,7 @@
-"""`python -m surefoot.tools.verify --job UID [--step N] [--list]`: whether a job's saved bytes are the saved ones.
+"""`python -m surefoot.tools.verify --job UID [--step N] [--list]`: verifies the digests of a job's saved bytes.
 
-Which tier comes by environment (SUREFOOT_PERSISTENT_URI, …), so that credentials stand on no command line. Prints one
-line of JSON: {"checkpoints": [{"step", "generation", "world_size", "ranks", "bytes", "state", "damaged"}]}.
+The environment names the tier (SUREFOOT_PERSISTENT_URI, …), so that no command line has credentials. Prints one line of
+JSON: {"checkpoints": [{"step", "generation", "world_size", "ranks", "bytes", "state", "damaged"}]}.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from surefoot.tools.rank_streams import (
 def describe_checkpoint(
     tier: ObjectStoreTier, checkpoint: Checkpoint, ranks: Ranks, progress: ByteProgress | None
 ) -> dict[str, Any]:
-    """Describes one checkpoint; with `progress`, every byte is read and checked."""
-    whole = is_complete(ranks)
+    """Describes one checkpoint; if `progress` is given, every byte is read and verified."""
+    complete = is_complete(ranks)
     damaged: list[str] = []
     if progress is not None:
-        problem = layout_problem(tier, ranks) if whole else None
+        problem = layout_problem(tier, ranks) if complete else None
         damaged += [problem] if problem else []
         for _, manifest in sorted(ranks.items()):
             try:
-                tier.read_manifest(manifest.save)  # a list of all manifests would hide one whose own file is damaged
+                tier.read_manifest(manifest.save)  # the list of all manifests would hide a damaged manifest file
                 read_rank(tier, manifest, progress)
             except SurefootError as error:
                 damaged.append(str(error))
-    state = "damaged" if damaged else "incomplete" if not whole else "verified" if progress is not None else "complete"
+    state = (
+        "damaged" if damaged else "incomplete" if not complete else "verified" if progress is not None else "complete"
+    )
     return {
         "step": checkpoint.step,
         "generation": checkpoint.generation,
@@ -57,21 +59,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="the job's uid")
     parser.add_argument("--step", type=int, help="only this step")
     parser.add_argument("--list", action="store_true", help="say what is there without reading it")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        tier = open_tier(given.job)
-        found = by_checkpoint(tier)
-        wanted = {c: r for c, r in found.items() if given.step in (None, c.step)}
-        total = sum(manifest.stream_bytes for ranks in wanted.values() for manifest in ranks.values())
-        progress = None if given.list else ByteProgress(total)
-        entries = [describe_checkpoint(tier, checkpoint, ranks, progress) for checkpoint, ranks in wanted.items()]
-        body: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
+        tier = open_tier(args.job)
+        ranks_by_checkpoint = by_checkpoint(tier)
+        selected = {c: r for c, r in ranks_by_checkpoint.items() if args.step in (None, c.step)}
+        total_bytes = sum(manifest.stream_bytes for ranks in selected.values() for manifest in ranks.values())
+        progress = None if args.list else ByteProgress(total_bytes)
+        entries = [describe_checkpoint(tier, checkpoint, ranks, progress) for checkpoint, ranks in selected.items()]
+        result: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
         tier.close()
     except SurefootError as error:
-        body = {"problem": str(error)}
-    print(json.dumps(body))
-    bad = "problem" in body or body["unreadable_manifests"] or any(e["damaged"] for e in body["checkpoints"])
-    return 1 if bad else 0
+        result = {"problem": str(error)}
+    print(json.dumps(result))
+    has_problems = (
+        "problem" in result or result["unreadable_manifests"] or any(e["damaged"] for e in result["checkpoints"])
+    )
+    return 1 if has_problems else 0
 
 
 if __name__ == "__main__":
