@@ -34,7 +34,7 @@ from surefoot_operator.optional_dependencies import missing_module
 # reports progress, shown as a bar on a terminal.
 
 _TOOL_SECONDS = 600.0
-_WORDS_LINES = 20
+_MAX_ERROR_LINES = 20
 
 
 def run_tool(
@@ -52,54 +52,54 @@ def run_tool(
     if (missing := missing_module("runtime")) is not None:
         return {"problem": missing}
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
-    until = time.monotonic() + seconds
-    words: list[str] = []
+    deadline = time.monotonic() + seconds
+    error_lines: list[str] = []
     columns = (TextColumn(bar or ""), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     # its output goes to a file: a pipe that nobody reads would fill and stop it
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
-        Progress(*columns, console=console, transient=True, disable=bar is None or not console.is_terminal) as shown,
+        Progress(*columns, console=console, transient=True, disable=bar is None or not console.is_terminal) as progress,
         subprocess.Popen(
             command, env=_environment(tier, job), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as process,
     ):
-        task = shown.add_task("", total=None)
-        ending = threading.Timer(seconds, process.kill)
-        ending.start()
+        task = progress.add_task("", total=None)
+        kill_timer = threading.Timer(seconds, process.kill)
+        kill_timer.start()
         try:
             for line in process.stderr or ():
                 try:
-                    body = json.loads(line)
-                    shown.update(task, completed=int(body["done"]), total=int(body["total"]))
+                    record = json.loads(line)
+                    progress.update(task, completed=int(record["done"]), total=int(record["total"]))
                 except (ValueError, KeyError, TypeError):
-                    words = [*words[1 - _WORDS_LINES :], line.strip()]
-            code = process.wait()
+                    error_lines = [*error_lines[1 - _MAX_ERROR_LINES :], line.strip()]
+            exit_code = process.wait()
         except BaseException:
             process.kill()
             raise
         finally:
-            ending.cancel()
+            kill_timer.cancel()
         output.seek(0)
-        if time.monotonic() >= until and code < 0:
+        if time.monotonic() >= deadline and exit_code < 0:
             return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}
-        return _answer(name, code, output.read(), words)
+        return _parse_result(name, exit_code, output.read(), error_lines)
 
 
-def _answer(name: str, code: int, output: str, words: list[str]) -> dict[str, Any]:
+def _parse_result(name: str, exit_code: int, output: str, error_lines: list[str]) -> dict[str, Any]:
     lines = output.strip().splitlines()
     try:
-        body = json.loads(lines[-1]) if lines else None
+        result = json.loads(lines[-1]) if lines else None
     except ValueError:
-        body = None
-    if isinstance(body, dict):
-        return body
-    said = next((line for line in reversed(words) if line), "it printed no error")
-    return {"problem": f"surefoot.tools.{name} exited with code {code}: {said}"}
+        result = None
+    if isinstance(result, dict):
+        return result
+    last_error = next((line for line in reversed(error_lines) if line), "it printed no error")
+    return {"problem": f"surefoot.tools.{name} exited with code {exit_code}: {last_error}"}
 
 
 def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:
-    told = {
+    settings = {
         "SUREFOOT_PERSISTENT_URI": tier.uri,
         "SUREFOOT_PERSISTENT_ENDPOINT": tier.endpoint or "",
         "SUREFOOT_PERSISTENT_REGION": tier.region or "",
@@ -107,7 +107,7 @@ def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:
         "SUREFOOT_TOOL_PROGRESS": "1",
         **({} if job is None else {"SUREFOOT_JOB_UID": job}),
     }
-    return {name: value for name, value in {**os.environ, **told}.items() if value}
+    return {name: value for name, value in {**os.environ, **settings}.items() if value}
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ _EXAMPLES = {
 
 def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (said, act, own) in _ACTIONS.items():
+    for name, (help_text, act, add_own_arguments) in _ACTIONS.items():
         action = actions.add_parser(
             name,
-            help=said,
-            description=f"{said[0].upper()}{said[1:]}.",
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
             epilog=f"examples:\n{_EXAMPLES[name]}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -147,22 +147,22 @@ def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (beside WHERE)")
         action.add_argument("--region", metavar="NAME", help="the bucket's region (beside WHERE)")
-        own(action)
+        add_own_arguments(action)
         action.set_defaults(act=act)
 
 
-def run_checkpoints(given: argparse.Namespace) -> int:
-    act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = given.act
-    if (given.where is None) == (given.file is None):
-        raise UsageError(f"checkpoints {given.action} needs either a folder or URI, or -f JOB.yaml")
-    if given.file is None:
-        tier = tier_at(given.where, given.endpoint, given.region, there=given.action != "import")
-        return act(given, tier, given.job or _only_job(tier))
-    job = read_job(given.file)
+def run_checkpoints(args: argparse.Namespace) -> int:
+    act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = args.act
+    if (args.where is None) == (args.file is None):
+        raise UsageError(f"checkpoints {args.action} needs either a folder or URI, or -f JOB.yaml")
+    if args.file is None:
+        tier = tier_at(args.where, args.endpoint, args.region, there=args.action != "import")
+        return act(args, tier, args.job or _only_job(tier))
+    job = read_job(args.file)
     persistent = job.spec.checkpoint.persistent
     if persistent is None:
-        raise UsageError(f"{given.file} has no spec.checkpoint.persistent: no checkpoint outlives a run of it")
-    return act(given, persistent, given.job or job.uid)
+        raise UsageError(f"{args.file} has no spec.checkpoint.persistent: no checkpoint outlives a run of it")
+    return act(args, persistent, args.job or job.uid)
 
 
 def tier_at(
@@ -192,72 +192,86 @@ def _only_job(tier: PersistentTierSpec) -> str:
         return LIBRARY_JOB
     folder = Path(unquote(urlsplit(tier.uri).path))
     jobs = (
-        sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")) if folder.is_dir() else []
+        sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        if folder.is_dir()
+        else []
     )
     if LIBRARY_JOB in jobs or not jobs:
         return LIBRARY_JOB
     if len(jobs) > 1:
-        shown = ", ".join(jobs[:8]) + (", …" if len(jobs) > 8 else "")
-        raise UsageError(f"{folder} holds {len(jobs)} jobs; give --job, one of {shown}")
+        job_names = ", ".join(jobs[:8]) + (", …" if len(jobs) > 8 else "")
+        raise UsageError(f"{folder} holds {len(jobs)} jobs; give --job, one of {job_names}")
     return jobs[0]
 
 
-def _list_and_verify(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
-    verify = given.action == "verify"
-    arguments = ["--job", uid, *([] if verify else ["--list"]), *_step(given)]
-    found = _ran("verify", tier, arguments, bar="verifying" if verify else None)
-    for entry in found["checkpoints"]:
+def _run_list_or_verify(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    is_verification = args.action == "verify"
+    arguments = ["--job", uid, *([] if is_verification else ["--list"]), *_step_arguments(args)]
+    result = _ran("verify", tier, arguments, bar="verifying" if is_verification else None)
+    for entry in result["checkpoints"]:
         say(
             f"step {entry['step']} of generation {entry['generation']}: {entry['state']}, {entry['ranks']} of {entry['world_size']} ranks,"
             f" {format_bytes(entry['bytes'])}"
         )
         for damage in entry["damaged"]:
             say(f"    {damage}")
-    for name in found.get("unreadable_manifests", ()):
+    for name in result.get("unreadable_manifests", ()):
         say(f"    the manifest {name} cannot be read")
-    if not found["checkpoints"]:
-        step = "" if given.step is None else f" of step {given.step}"
+    if not result["checkpoints"]:
+        step = "" if args.step is None else f" of step {args.step}"
         say(f"job {uid} has no checkpoint{step} in {tier.uri}")
-    bad = any(entry["damaged"] for entry in found["checkpoints"])
-    if verify:  # what was not found, or lacks a rank, was not verified
-        whole = any(entry["state"] == "verified" for entry in found["checkpoints"])
-        bad = bad or not whole or bool(found.get("unreadable_manifests"))
-    return EXIT_FAILED if bad else EXIT_OK
+    is_bad = any(entry["damaged"] for entry in result["checkpoints"])
+    if is_verification:  # what was not found, or lacks a rank, was not verified
+        any_verified = any(entry["state"] == "verified" for entry in result["checkpoints"])
+        is_bad = is_bad or not any_verified or bool(result.get("unreadable_manifests"))
+    return EXIT_FAILED if is_bad else EXIT_OK
 
 
-def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
-    if given.to is None:
+def _run_export(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    if args.to is None:
         raise UsageError("export needs --to FOLDER")
-    if given.kind == "dcp" and (given.dtype or given.file_size):
+    if args.kind == "dcp" and (args.dtype or args.file_size):
         raise UsageError("--dtype and --file-size are for --as safetensors; DCP converts when it loads")
-    arguments = ["--job", uid, *_step(given), "--to", str(given.to), "--as", given.kind, "--name", given.name]
-    if given.dtype:
-        arguments += ["--dtype", given.dtype]
-    if given.file_size:
-        arguments += ["--file-bytes", str(parse_quantity(given.file_size, "--file-size"))]
-    found = _ran("exporting", tier, arguments, bar="exporting")
-    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {format_bytes(found['bytes'])}, in {given.to}")
-    return EXIT_OK
-
-
-def _import(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
-    if given.source is None or given.step is None:
-        raise UsageError("import needs --from PATH, and --step N: the number of steps its state was trained for")
-    arguments = ["--job", uid, *_step(given), "--from", str(given.source), "--as", given.kind, "--name", given.name]
-    found = _ran("importing", tier, arguments, bar="importing")
+    arguments = ["--job", uid, *_step_arguments(args), "--to", str(args.to), "--as", args.kind, "--name", args.name]
+    if args.dtype:
+        arguments += ["--dtype", args.dtype]
+    if args.file_size:
+        arguments += ["--file-bytes", str(parse_quantity(args.file_size, "--file-size"))]
+    result = _ran("exporting", tier, arguments, bar="exporting")
     say(
-        f"imported {given.source} as step {found['step']} of job {uid}: {found['tensors']} tensors,"
-        f" {format_bytes(found['bytes'])}. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
+        f"step {result['step']} of job {uid}: {result['tensors']} tensors, {format_bytes(result['bytes'])}, in {args.to}"
     )
     return EXIT_OK
 
 
-def _delete(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
-    if given.job is None and given.file is None:
+def _run_import(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    if args.source is None or args.step is None:
+        raise UsageError("import needs --from PATH, and --step N: the number of steps its state was trained for")
+    arguments = [
+        "--job",
+        uid,
+        *_step_arguments(args),
+        "--from",
+        str(args.source),
+        "--as",
+        args.kind,
+        "--name",
+        args.name,
+    ]
+    result = _ran("importing", tier, arguments, bar="importing")
+    say(
+        f"imported {args.source} as step {result['step']} of job {uid}: {result['tensors']} tensors,"
+        f" {format_bytes(result['bytes'])}. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
+    )
+    return EXIT_OK
+
+
+def _run_delete(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    if args.job is None and args.file is None:
         raise UsageError("delete needs --job UID: the job to delete is never guessed")
-    found = _ran("delete", tier, [] if given.yes else ["--dry"], job=uid)
-    steps = ", ".join(str(entry["step"]) for entry in found["checkpoints"]) or "none"
-    if given.yes:
+    result = _ran("delete", tier, [] if args.yes else ["--dry"], job=uid)
+    steps = ", ".join(str(entry["step"]) for entry in result["checkpoints"]) or "none"
+    if args.yes:
         say(f"deleted job {uid} from {tier.uri}; it had checkpoints of steps {steps}")
     else:
         say(
@@ -266,56 +280,56 @@ def _delete(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
     return EXIT_OK
 
 
-def _one_step(action: argparse.ArgumentParser) -> None:
+def _add_step_argument(action: argparse.ArgumentParser) -> None:
     action.add_argument("--step", type=int, metavar="N", help="this step only")
 
 
-def _export_options(action: argparse.ArgumentParser) -> None:
+def _add_export_arguments(action: argparse.ArgumentParser) -> None:
     action.add_argument("--step", type=int, metavar="N", help="which step (default: the newest that is complete)")
     action.add_argument("--to", type=Path, metavar="FOLDER", help="where to write")
     action.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="what floating point weights become"
     )
     action.add_argument("--file-size", metavar="SIZE", help="the most of one safetensors file, as 2G (default: 5G)")
-    _formats(action)
+    _add_format_arguments(action)
 
 
-def _import_options(action: argparse.ArgumentParser) -> None:
+def _add_import_arguments(action: argparse.ArgumentParser) -> None:
     action.add_argument("--step", type=int, metavar="N", help="the step to import it as")
     action.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder, or a safetensors file")
-    _formats(action)
+    _add_format_arguments(action)
 
 
-def _formats(action: argparse.ArgumentParser) -> None:
-    said = "a folder of torch.distributed.checkpoint, or one model's weights as safetensors"
-    action.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp", help=said)
+def _add_format_arguments(action: argparse.ArgumentParser) -> None:
+    help_text = "a folder of torch.distributed.checkpoint, or one model's weights as safetensors"
+    action.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp", help=help_text)
     action.add_argument("--name", default="model", metavar="OBJECT", help="whose weights (default: model)")
 
 
-def _delete_options(action: argparse.ArgumentParser) -> None:
+def _add_delete_arguments(action: argparse.ArgumentParser) -> None:
     action.add_argument("--yes", action="store_true", help="delete; without it, list what would be deleted")
 
 
 _ACTIONS: dict[str, tuple[str, Callable[..., int], Callable[[argparse.ArgumentParser], None]]] = {
-    "list": ("list the checkpoints of a job", _list_and_verify, _one_step),
-    "verify": ("read every byte and compare it with its digest", _list_and_verify, _one_step),
-    "export": ("write a checkpoint in another format", _export, _export_options),
-    "import": ("make a checkpoint of a new job from another format", _import, _import_options),
-    "delete": ("delete everything that a job has stored", _delete, _delete_options),
+    "list": ("list the checkpoints of a job", _run_list_or_verify, _add_step_argument),
+    "verify": ("read every byte and compare it with its digest", _run_list_or_verify, _add_step_argument),
+    "export": ("write a checkpoint in another format", _run_export, _add_export_arguments),
+    "import": ("make a checkpoint of a new job from another format", _run_import, _add_import_arguments),
+    "delete": ("delete everything that a job has stored", _run_delete, _add_delete_arguments),
 }
 
 
-def _step(given: argparse.Namespace) -> list[str]:
-    return [] if given.step is None else ["--step", str(given.step)]
+def _step_arguments(args: argparse.Namespace) -> list[str]:
+    return [] if args.step is None else ["--step", str(args.step)]
 
 
 def _ran(
     name: str, tier: PersistentTierSpec, arguments: list[str], job: str | None = None, bar: str | None = None
 ) -> dict[str, Any]:
-    found = run_tool(name, tier, arguments, COPY_SECONDS, job, bar)
-    if found.get("problem"):
-        raise RunError(str(found["problem"]))
-    return found
+    result = run_tool(name, tier, arguments, COPY_SECONDS, job, bar)
+    if result.get("problem"):
+        raise RunError(str(result["problem"]))
+    return result
 
 
 # ---- trial of what is written at the end -----------------------------------------------------------------------------
@@ -327,15 +341,15 @@ def try_file(option: str, path: Path) -> None:
     """Checks that `path` can be written, keeping its content. Raises UsageError."""
     try:
         path.resolve().parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists()
+        existed = path.exists()
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file")
         with open(path, "ab"):
             pass
-        if not there:
+        if not existed:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path} cannot be written: {_why(error)}; name another file") from error
+        raise UsageError(f"{option} {path} cannot be written: {_error_reason(error)}; name another file") from error
 
 
 def try_folder(option: str, path: Path) -> None:
@@ -347,8 +361,10 @@ def try_folder(option: str, path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path} cannot be written to: {_why(error)}; name another folder") from error
+        raise UsageError(
+            f"{option} {path} cannot be written to: {_error_reason(error)}; name another folder"
+        ) from error
 
 
-def _why(error: OSError | ValueError) -> str:
+def _error_reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

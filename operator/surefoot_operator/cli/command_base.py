@@ -1,4 +1,7 @@
-"""Prints whole lines to the terminal without control characters."""
+"""Defines what all commands share: printing lines, exit codes, errors and stop requests.
+
+Lines are printed without control characters, because they quote texts of programs and clusters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def say(line: str) -> None:
 
 
 def clock() -> str:
-    """The time of day that stands before a line."""
+    """Returns the local time of day, for the start of a printed line."""
     return time.strftime("%H:%M:%S")
 
 
@@ -34,16 +37,16 @@ def warn(line: str) -> None:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""The job, or the run under it, failed."""
+"""The command, the job or a check failed."""
 EXIT_USAGE = 2
-"""What was asked cannot be: nothing was started."""
+"""The arguments are wrong or cannot be met; nothing was started."""
 EXIT_DIFFERS = 3
-"""The job completed, and samples were lost, repeated or not recorded, or the comparison could not be made."""
+"""The job completed, but samples were lost, repeated or not recorded, or the comparison was not possible."""
 EXIT_INTERRUPTED = 130
 
 
 class RunError(Exception):
-    """The run cannot continue; its processes have ended before this is printed."""
+    """The command failed. For `surefoot local`, all processes have ended before this is printed."""
 
 
 class UsageError(Exception):
@@ -60,7 +63,7 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 class StopRequest:
-    """Whether the user asked this command to stop, and a wait that such a request ends early."""
+    """Flag that the user asked this command to stop, with a wait that such a request ends early."""
 
     def __init__(self) -> None:
         self._wakeup_fd, self._signal_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,7 +76,7 @@ class StopRequest:
         return self.requested
 
     def raise_if_requested(self) -> None:
-        """Raises KeyboardInterrupt at a place that the caller chose, where nothing can swallow it."""
+        """Raises KeyboardInterrupt if a stop is requested, at a point where the caller can handle it."""
         if self.requested:
             raise KeyboardInterrupt
 
@@ -99,12 +102,12 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def stop_requests() -> Iterator[StopRequest]:
     """Turns SIGINT, SIGTERM and SIGHUP into a StopRequest while the context lasts; main thread only.
 
-    A signal that the parent process had this command ignore stays ignored: `nohup` and a shell's `&` mean it.
+    Signals that are already ignored stay ignored, because `nohup` and a shell's `&` start commands that way.
     """
     request = StopRequest()
-    heeded = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled_signals = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
-        with _handled_by(request.on_signal, heeded):
+        with _signal_handler(request.on_signal, handled_signals):
             yield request
     finally:
         request.close()
@@ -112,19 +115,17 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Ignores stop signals while the context lasts.
-
-    A second Ctrl-C must not stop the clean-up that the first one began.
-    """
-    with _handled_by(signal.SIG_IGN, _STOP_SIGNALS):
+    """Ignores stop signals while the context lasts, so that a second Ctrl-C does not stop the clean-up."""
+    with _signal_handler(signal.SIG_IGN, _STOP_SIGNALS):
         yield
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    former = {number: signal.signal(number, handler) for number in numbers}
+def _signal_handler(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Sets a handler for some signals while the context lasts, then restores the previous ones."""
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, before in former.items():
-            signal.signal(number, before)
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)

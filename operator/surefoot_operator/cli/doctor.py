@@ -61,7 +61,7 @@ SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 JOB_KIND = f"dev.surefoot.{VERSION}.TrainingJob"
 
 _MIN_VERSION = (1, 30)
-_INSTALL = "docs/install.md says how to install it"
+_INSTALL_REMEDY = "docs/install.md says how to install it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ def required_permissions(namespace: str) -> tuple[RequiredPermissions, ...]:
         Permission("get", "pods/log", namespace),
         Permission("list", "events", namespace),
     )
-    around = (Permission("list", "nodes"), Permission("list", "pods"))
+    node_rights = (Permission("list", "nodes"), Permission("list", "pods"))
     return (
         RequiredPermissions("see jobs", jobs, True, "no command can look at a job"),
         RequiredPermissions("run jobs", changes, False, "kubectl apply, suspend, resume and delete are refused"),
         RequiredPermissions("see workers", pods, False, "describe has no workers and events, and logs nothing"),
-        RequiredPermissions("see nodes", around, False, "nodes knows neither nodes nor holders"),
+        RequiredPermissions("see nodes", node_rights, False, "nodes knows neither nodes nor holders"),
     )
 
 
@@ -97,16 +97,16 @@ async def check_cluster(cluster: ClusterConnection) -> list[Finding]:
     """Asks everything at once. Raises ClusterRefused if the server is silent."""
     server = await _check_server(cluster)
     checks = await asyncio.gather(
-        _known("rights", _check_rights(cluster)),
-        _known("CRD", _check_crd(cluster)),
-        _known("operator", _check_operator(cluster)),
-        _known("leader", _check_leader(cluster)),
-        _known("memory tier", _check_memory_tier(cluster)),
+        _or_unknown("rights", _check_rights(cluster)),
+        _or_unknown("CRD", _check_crd(cluster)),
+        _or_unknown("operator", _check_operator(cluster)),
+        _or_unknown("leader", _check_leader(cluster)),
+        _or_unknown("memory tier", _check_memory_tier(cluster)),
     )
     return [server, *(finding for findings in checks for finding in findings)]
 
 
-async def _known(check: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
+async def _or_unknown(check: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
     try:
         return await findings
     except ClusterRequestFailed as error:
@@ -125,41 +125,41 @@ async def _check_server(cluster: ClusterConnection) -> Finding:
         if getattr(error, "code", None) is None:
             raise describe_api_error(error, Permission("get", "version"), cluster.server) from error
         return Finding("cluster", "unknown", f"{cluster.server} does not say its version: {error}")
-    numbers = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
-    said = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
-    if not all(numbers) or tuple(int(number[0]) for number in numbers if number) >= _MIN_VERSION:
-        return Finding("cluster", "ok", said)
-    return Finding("cluster", "fault", said, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
+    number_matches = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
+    version_text = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
+    if not all(number_matches) or tuple(int(number[0]) for number in number_matches if number) >= _MIN_VERSION:
+        return Finding("cluster", "ok", version_text)
+    return Finding("cluster", "fault", version_text, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
 
 
 async def _check_rights(cluster: ClusterConnection) -> list[Finding]:
-    asked = required_permissions(cluster.namespace)
+    required = required_permissions(cluster.namespace)
     try:
-        answers = iter(await asyncio.gather(*(_may(cluster, right) for one in asked for right in one.rights)))
+        answers = iter(await asyncio.gather(*(_is_allowed(cluster, right) for requirement in required for right in requirement.rights)))
     except ClusterRequestFailed as error:
         return [Finding("rights", "unknown", f"the server does not say what you may do: {error}")]
-    return [_judge_rights(one, [right for right in one.rights if not next(answers)], cluster) for one in asked]
+    return [_judge_rights(requirement, [right for right in requirement.rights if not next(answers)], cluster) for requirement in required]
 
 
-def _judge_rights(asked: RequiredPermissions, denied: Sequence[Permission], cluster: ClusterConnection) -> Finding:
-    right = asked.rights[0]
+def _judge_rights(required: RequiredPermissions, denied: Sequence[Permission], cluster: ClusterConnection) -> Finding:
+    right = required.rights[0]
     if not denied:
-        where = f"in namespace {cluster.namespace}" if cluster.namespace else "in all namespaces"
-        return Finding(asked.purpose, "ok", f"you may, {where}" if right.namespace else "you may")
+        scope_text = f"in namespace {cluster.namespace}" if cluster.namespace else "in all namespaces"
+        return Finding(required.purpose, "ok", f"you may, {scope_text}" if right.namespace else "you may")
     remedy = "ask an administrator for a ClusterRole that may list nodes and pods, or do without"
     if right.group == GROUP:
-        role = "view" if asked.needed else "edit"
+        role = "view" if required.needed else "edit"
         remedy = f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
     elif right.namespace:
         remedy = "have somebody bind the ClusterRole view to you there"
-    said = f"you may not {join_names(denied)}: {asked.without}"
-    return Finding(asked.purpose, "fault" if asked.needed else "warning", said, remedy)
+    denied_text = f"you may not {join_names(denied)}: {required.without}"
+    return Finding(required.purpose, "fault" if required.needed else "warning", denied_text, remedy)
 
 
-async def _may(cluster: ClusterConnection, right: Permission) -> bool:
+async def _is_allowed(cluster: ClusterConnection, right: Permission) -> bool:
     resource, _, subresource = right.resource.partition("/")
     optional = {"subresource": subresource, "namespace": right.namespace}
-    body = {
+    request = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "metadata": {},
@@ -173,11 +173,11 @@ async def _may(cluster: ClusterConnection, right: Permission) -> bool:
         },
     }
     try:
-        answer = await cluster.api.post(REVIEWS, body)
+        review = await cluster.api.post(REVIEWS, request)
     except PlatformError as error:
-        needed = Permission("create", "selfsubjectaccessreviews", group="authorization.k8s.io")
-        raise describe_api_error(error, needed, cluster.server) from error
-    return bool(answer.get("status", {}).get("allowed"))
+        permission = Permission("create", "selfsubjectaccessreviews", group="authorization.k8s.io")
+        raise describe_api_error(error, permission, cluster.server) from error
+    return bool(review.get("status", {}).get("allowed"))
 
 
 async def _check_crd(cluster: ClusterConnection) -> list[Finding]:
@@ -189,67 +189,67 @@ async def _check_crd(cluster: ClusterConnection) -> list[Finding]:
             break
         except PlatformError as error:
             if getattr(error, "code", None) == 404:
-                return [Finding("CRD", "fault", f"trainingjobs.{GROUP} is not installed", _INSTALL)]
+                return [Finding("CRD", "fault", f"trainingjobs.{GROUP} is not installed", _INSTALL_REMEDY)]
             refusal = error
     if schema is None:
-        needed = Permission("get", "customresourcedefinitions", group="apiextensions.k8s.io")
-        raise describe_api_error(refusal, needed, cluster.server) from refusal
+        permission = Permission("get", "customresourcedefinitions", group="apiextensions.k8s.io")
+        raise describe_api_error(refusal, permission, cluster.server) from refusal
     if missing := missing_fields(schema):
-        said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {join_names(missing)}"
+        text = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {join_names(missing)}"
         remedy = "kubectl apply --server-side -f manifests/crd.yaml, or upgrade the chart"
-        return [Finding("CRD", "warning", said, remedy)]
+        return [Finding("CRD", "warning", text, remedy)]
     return [Finding("CRD", "ok", f"trainingjobs.{GROUP} has every field that this surefoot knows")]
 
 
 def _schema_in(document: Object) -> Object:
     """TrainingJob's schema in the CRD, or in what the server publishes."""
-    served = [one for one in document.get("spec", {}).get("versions", ()) if one.get("name") == VERSION]
-    if served:
-        found: Object = served[0].get("schema", {}).get("openAPIV3Schema", {})
+    versions = [version for version in document.get("spec", {}).get("versions", ()) if version.get("name") == VERSION]
+    if versions:
+        schema: Object = versions[0].get("schema", {}).get("openAPIV3Schema", {})
     else:
-        found = document.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
-    return found
+        schema = document.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
+    return schema
 
 
 def missing_fields(schema: Object) -> list[str]:
     """Names fields of this version that a schema lacks."""
-    known = _properties(schema, "spec")
-    missing = [f"spec.{name}" for name in declared_fields(TrainingJobSpec) if name not in known]
+    known_fields = _properties(schema, "spec")
+    missing = [f"spec.{name}" for name in declared_fields(TrainingJobSpec) if name not in known_fields]
     return missing + ([] if "schemaVersion" in _properties(schema, "status") else ["status.schemaVersion"])
 
 
 def _properties(schema: Object, part: str) -> Object:
-    found: Any = (schema.get("properties") or {}).get(part) or {}
-    return found.get("properties") or {}
+    field_schema: Any = (schema.get("properties") or {}).get(part) or {}
+    return field_schema.get("properties") or {}
 
 
 async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
-    needed = Permission("list", "deployments", group="apps")
-    found = await listed_objects(
-        cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART_LABEL}=operator"}
+    permission = Permission("list", "deployments", group="apps")
+    deployments = await listed_objects(
+        cluster, "/apis/apps/v1/deployments", permission, {"labelSelector": f"{api_objects.PART_LABEL}=operator"}
     )
-    if not found:
-        return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
-    parts = [
-        (_number(one, "status", "readyReplicas"), _number(one, "spec", "replicas", 1), _chart_version(one))
-        for one in found
+    if not deployments:
+        return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL_REMEDY)]
+    states = [
+        (_int_field(deployment, "status", "readyReplicas"), _int_field(deployment, "spec", "replicas", 1), _chart_version(deployment))
+        for deployment in deployments
     ]
-    said = "; ".join(
-        f"{_name(one)} {version or 'of unknown version'}, {ready} of {wanted} ready"
-        for one, (ready, wanted, version) in zip(found, parts, strict=True)
+    text = "; ".join(
+        f"{_qualified_name(deployment)} {version or 'of unknown version'}, {ready} of {desired} ready"
+        for deployment, (ready, desired, version) in zip(deployments, states, strict=True)
     )
-    if len(found) > 1:
-        said = f"{len(found)} operators look after the same jobs: {said}"
-        return [Finding("operator", "warning", said, "uninstall all but one")]
-    [(ready, wanted, version)] = parts
-    if ready < wanted or ready == 0:
-        namespace, _, name = _name(found[0]).partition("/")
-        look = f"kubectl -n {namespace} describe deployment {name}"
-        return [Finding("operator", "warning" if ready else "fault", said, look)]
+    if len(deployments) > 1:
+        text = f"{len(deployments)} operators look after the same jobs: {text}"
+        return [Finding("operator", "warning", text, "uninstall all but one")]
+    [(ready, desired, version)] = states
+    if ready < desired or ready == 0:
+        namespace, _, name = _qualified_name(deployments[0]).partition("/")
+        command = f"kubectl -n {namespace} describe deployment {name}"
+        return [Finding("operator", "warning" if ready else "fault", text, command)]
     if version not in (None, __version__):
         remedy = f"pip install surefoot=={version}, or upgrade the chart"
-        return [Finding("operator", "warning", f"{said}; this surefoot is {__version__}", remedy)]
-    return [Finding("operator", "ok", said)]
+        return [Finding("operator", "warning", f"{text}; this surefoot is {__version__}", remedy)]
+    return [Finding("operator", "ok", text)]
 
 
 def _chart_version(deployment: Object) -> Any:
@@ -258,59 +258,59 @@ def _chart_version(deployment: Object) -> Any:
 
 async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
-    needed = Permission("list", "endpointslices", group="discovery.k8s.io")
-    slices = await listed_objects(cluster, SLICES, needed, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"})
+    permission = Permission("list", "endpointslices", group="discovery.k8s.io")
+    slices = await listed_objects(cluster, SLICES, permission, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"})
     addresses: dict[tuple[str, str], list[str]] = {}
-    for one in slices:
-        namespace = str(one["metadata"].get("namespace"))
-        service = (one["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
+    for endpoint_slice in slices:
+        namespace = str(endpoint_slice["metadata"].get("namespace"))
+        service = (endpoint_slice["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
         addresses.setdefault((namespace, service), []).extend(
             f"{address} of {namespace}"
-            for endpoint in one.get("endpoints") or ()
+            for endpoint in endpoint_slice.get("endpoints") or ()
             if (endpoint.get("conditions") or {}).get("ready") is not False
             for address in endpoint.get("addresses", ())
         )
-    leaders = sorted({leader for led in addresses.values() for leader in led})
-    unled = sorted(service for (_, service), led in addresses.items() if not led)
-    if leaders and not unled:
+    leaders = sorted({leader for service_addresses in addresses.values() for leader in service_addresses})
+    services_without_leader = sorted(service for (_, service), service_addresses in addresses.items() if not service_addresses)
+    if leaders and not services_without_leader:
         return [Finding("leader", "ok", f"agents are sent to {join_names(leaders)}")]
     if leaders:
-        said = f"no operator leads the jobs whose agents ask Service {join_names(unled)}"
-        return [Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")]
-    said = "no operator leads, so agents find nobody behind the coordinator's Service"
+        text = f"no operator leads the jobs whose agents ask Service {join_names(services_without_leader)}"
+        return [Finding("leader", "fault", text, "the logs of the operator's pods: docs/operator.md#shards")]
+    text = "no operator leads, so agents find nobody behind the coordinator's Service"
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
-    return [Finding("leader", "fault", said, remedy)]
+    return [Finding("leader", "fault", text, remedy)]
 
 
 async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
-    needed = Permission("list", "daemonsets", group="apps")
-    found = await listed_objects(
-        cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.MEMORY_SERVER_SELECTOR}
+    permission = Permission("list", "daemonsets", group="apps")
+    daemon_sets = await listed_objects(
+        cluster, "/apis/apps/v1/daemonsets", permission, {"labelSelector": api_objects.MEMORY_SERVER_SELECTOR}
     )
-    if not found:
-        said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
-        return [Finding("memory tier", "warning", said, "install the chart with memoryTier.enabled")]
-    wanted, ready = (
-        sum(_number(one, "status", name) for one in found) for name in ("desiredNumberScheduled", "numberReady")
+    if not daemon_sets:
+        text = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
+        return [Finding("memory tier", "warning", text, "install the chart with memoryTier.enabled")]
+    desired, ready = (
+        sum(_int_field(daemon_set, "status", name) for daemon_set in daemon_sets) for name in ("desiredNumberScheduled", "numberReady")
     )
-    said = f"{join_names([_name(one) for one in found])}: {ready} of {wanted} holders ready"
-    if wanted == 0:
+    text = f"{join_names([_qualified_name(daemon_set) for daemon_set in daemon_sets])}: {ready} of {desired} holders ready"
+    if desired == 0:
         remedy = "see memoryTier.nodeSelector and tolerations of the chart"
-        return [Finding("memory tier", "fault", f"{said}: no node is chosen", remedy)]
-    if ready >= wanted:
-        return [Finding("memory tier", "ok", said)]
-    namespace = _name(found[0]).partition("/")[0]
-    look = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
-    return [Finding("memory tier", "warning" if ready else "fault", said, look)]
+        return [Finding("memory tier", "fault", f"{text}: no node is chosen", remedy)]
+    if ready >= desired:
+        return [Finding("memory tier", "ok", text)]
+    namespace = _qualified_name(daemon_sets[0]).partition("/")[0]
+    command = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
+    return [Finding("memory tier", "warning" if ready else "fault", text, command)]
 
 
-def _name(of: Object) -> str:
-    return f"{of['metadata'].get('namespace')}/{of['metadata'].get('name')}"
+def _qualified_name(document: Object) -> str:
+    return f"{document['metadata'].get('namespace')}/{document['metadata'].get('name')}"
 
 
-def _number(of: Object, part: str, name: str, default: int = 0) -> int:
-    found = (of.get(part) or {}).get(name, default)
-    return found if isinstance(found, int) else default
+def _int_field(document: Object, part: str, name: str, default: int = 0) -> int:
+    value = (document.get(part) or {}).get(name, default)
+    return value if isinstance(value, int) else default
 
 
 # ---- machine checks --------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def check_machine(job: TrainingJob | None) -> list[Finding]:
         _check_commands(),
         _check_torch(),
         _check_redis(),
-        memory_finding(available_bytes(_read(_MEMINFO), _read(_CGROUP_LIMIT), _read(_CGROUP_USED)), job),
+        memory_finding(available_bytes(_read_or_empty(_MEMINFO), _read_or_empty(_CGROUP_LIMIT), _read_or_empty(_CGROUP_USED)), job),
     ]
 
 
@@ -363,17 +363,17 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
     """Judges the memory for staging and holders of `surefoot local`."""
     if available is None:
         return Finding("memory", "unknown", "this system does not say how much memory is available")
-    said = f"{format_bytes(available)} available here for trainers, staging and holders of surefoot local"
+    text = f"{format_bytes(available)} available here for trainers, staging and holders of surefoot local"
     limit = job.spec.checkpoint.memory.size_limit_bytes if job is not None else None
     if job is not None and limit is not None:
         nodes = job.spec.replicas + job.spec.spares
-        said = f"{said}; the job's {nodes} holders may take {format_bytes(limit)} each"
+        text = f"{text}; the job's {nodes} holders may take {format_bytes(limit)} each"
         if limit * nodes > available:
             remedy = "give surefoot local fewer --nodes, or lower checkpoint.memory.sizeLimit in a copy of the job"
-            return Finding("memory", "warning", said, remedy)
+            return Finding("memory", "warning", text, remedy)
     if available < _MIN_BYTES:
-        return Finding("memory", "warning", said, "end other programs, or run the job on a cluster")
-    return Finding("memory", "ok", said)
+        return Finding("memory", "warning", text, "end other programs, or run the job on a cluster")
+    return Finding("memory", "ok", text)
 
 
 def available_bytes(meminfo: str, limit: str, used: str) -> int | None:
@@ -385,7 +385,7 @@ def available_bytes(meminfo: str, limit: str, used: str) -> int | None:
     return min(amounts, default=None)
 
 
-def _read(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -409,17 +409,17 @@ _REMEDIES = {
 
 def probed(tier: PersistentTierSpec) -> Finding:
     """Probes a tier and judges what came of it."""
-    found = run_tool("check_tier", tier, [], PROBE_SECONDS)
-    if problem := found.get("problem"):
-        step = str(found.get("step", ""))
+    tool_result = run_tool("check_tier", tier, [], PROBE_SECONDS)
+    if problem := tool_result.get("problem"):
+        step = str(tool_result.get("step", ""))
         remedy = _REMEDIES.get(step, "")
         return Finding("persistent tier", "fault", f"{tier.uri}: {f'{step}: ' if step else ''}{problem}", remedy)
-    times = {name: float(found[f"{name}_seconds"]) for name in ("write", "read", "delete")}
-    told = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
-    said = f"{found['place']}: {told}, of 4 KiB from this machine"
-    if max(times.values()) > _SLOW_SECONDS:
-        return Finding("persistent tier", "warning", said, "see the way there: a save of many objects will be slow")
-    return Finding("persistent tier", "ok", said)
+    seconds_by_operation = {name: float(tool_result[f"{name}_seconds"]) for name in ("write", "read", "delete")}
+    times_text = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in seconds_by_operation.items())
+    text = f"{tool_result['place']}: {times_text}, of 4 KiB from this machine"
+    if max(seconds_by_operation.values()) > _SLOW_SECONDS:
+        return Finding("persistent tier", "warning", text, "see the way there: a save of many objects will be slow")
+    return Finding("persistent tier", "ok", text)
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
@@ -438,29 +438,29 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, ("json", "yaml"))
 
 
-def run_doctor(given: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     """Runs every check; 1 where one of them found a fault."""
-    if given.where is not None and given.file is not None:
+    if args.where is not None and args.file is not None:
         raise UsageError("doctor needs either a folder or URI, or -f JOB.yaml")
-    if given.network and given.no_cluster:
+    if args.network and args.no_cluster:
         raise UsageError("doctor --network asks workers of a cluster: leave --no-cluster out")
-    job = None if given.file is None else read_job(given.file)
-    tier = tier_at(given.where, given.endpoint, given.region) if given.where is not None else None
-    found = [*check_machine(job), *_of_cluster(given), _of_tier(job, tier)]
-    emit(found, given.output, lambda wide: finding_lines(found))
-    return EXIT_FAILED if has_fault(found) else EXIT_OK
+    job = None if args.file is None else read_job(args.file)
+    tier = tier_at(args.where, args.endpoint, args.region) if args.where is not None else None
+    findings = [*check_machine(job), *_cluster_findings(args), _tier_finding(job, tier)]
+    emit(findings, args.output, lambda wide: finding_lines(findings))
+    return EXIT_FAILED if has_fault(findings) else EXIT_OK
 
 
-def _of_cluster(given: argparse.Namespace) -> list[Finding]:
-    if given.no_cluster:
+def _cluster_findings(args: argparse.Namespace) -> list[Finding]:
+    if args.no_cluster:
         return [no_cluster("no cluster was asked (--no-cluster)")]
     if (missing := missing_module("cli")) is not None:
         return [no_cluster(missing)]
     try:
-        found = on_cluster(given, check_cluster)
-        return [*found, *(on_cluster(given, check_network) if given.network else [NOT_CHECKED])]
+        findings = on_cluster(args, check_cluster)
+        return [*findings, *(on_cluster(args, check_network) if args.network else [NOT_CHECKED])]
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
-        if given.context is not None or given.kubeconfig is not None:
+        if args.context is not None or args.kubeconfig is not None:
             raise
         why = str(error).partition("; give ")[0]
         return [no_cluster(why, "give --kubeconfig or --context; surefoot local needs no cluster")]
@@ -468,11 +468,11 @@ def _of_cluster(given: argparse.Namespace) -> list[Finding]:
         return [no_cluster(str(error), state="fault")]
 
 
-def _of_tier(job: TrainingJob | None, tier: PersistentTierSpec | None) -> Finding:
+def _tier_finding(job: TrainingJob | None, tier: PersistentTierSpec | None) -> Finding:
     tier = tier or (job.spec.checkpoint.persistent if job is not None else None)
     if tier is not None:
         return probed(tier)
     if job is not None:
-        said = "the job has no spec.checkpoint.persistent: what every holder loses is lost"
-        return Finding("persistent tier", "warning", said, "give it one, or know that no checkpoint outlives the job")
+        text = "the job has no spec.checkpoint.persistent: what every holder loses is lost"
+        return Finding("persistent tier", "warning", text, "give it one, or know that no checkpoint outlives the job")
     return Finding("persistent tier", "unknown", "none was named: give WHERE or -f JOB.yaml")

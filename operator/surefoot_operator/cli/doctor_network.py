@@ -38,20 +38,20 @@ class Finding:
     remedy: str = ""
 
 
-def finding_lines(found: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """Renders findings with their remedies, and counts them."""
-    width = max((len(one.check) for one in found), default=0)
+    width = max((len(finding.check) for finding in findings), default=0)
     lines = []
-    for one in found:
-        lines.append(f"{one.state:<8} {one.check:<{width}}   {one.text}")
-        if one.remedy:
-            lines.append(f"{'':<8} {'':<{width}}   -> {one.remedy}")
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    for finding in findings:
+        lines.append(f"{finding.state:<8} {finding.check:<{width}}   {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':<8} {'':<{width}}   -> {finding.remedy}")
+    counts = {state: sum(finding.state == state for finding in findings) for state in STATES}
     return [*lines, "", ", ".join(f"{count} {state}" for state, count in counts.items() if count)]
 
 
-def has_fault(found: Sequence[Finding]) -> bool:
-    return any(one.state == "fault" for one in found)
+def has_fault(findings: Sequence[Finding]) -> bool:
+    return any(finding.state == "fault" for finding in findings)
 
 
 # ---- what workers reach ----------------------------------------------------------------------------------------------
@@ -102,39 +102,39 @@ class ReachabilityResult:
 
 async def check_network(cluster: ClusterConnection) -> list[Finding]:
     """Asks one worker on each node."""
-    found: dict[str, ProbeWorker] = {}
+    worker_by_node: dict[str, ProbeWorker] = {}
     try:
         for job in await read_jobs(cluster):
             if job.status is not None and job.status.membership is not None:
-                for asker in choose_probe_workers(job, await read_worker_pods(cluster, job)):
-                    found.setdefault(asker.node, asker)
+                for worker in choose_probe_workers(job, await read_worker_pods(cluster, job)):
+                    worker_by_node.setdefault(worker.node, worker)
     except ClusterRequestFailed as error:
         return network_findings((), (str(error),))
-    chosen = [found[node] for node in sorted(found)][:MAX_PROBE_WORKERS]
-    answers = await asyncio.gather(*(run_probe(cluster, one) for one in chosen))
-    ways = [way for one in answers if not isinstance(one, str) for way in one]
-    return network_findings(ways, [one for one in answers if isinstance(one, str)])
+    probe_workers = [worker_by_node[node] for node in sorted(worker_by_node)][:MAX_PROBE_WORKERS]
+    answers = await asyncio.gather(*(run_probe(cluster, worker) for worker in probe_workers))
+    results = [result for answer in answers if not isinstance(answer, str) for result in answer]
+    return network_findings(results, [answer for answer in answers if isinstance(answer, str)])
 
 
-async def run_probe(cluster: ClusterConnection, asker: ProbeWorker) -> tuple[ReachabilityResult, ...] | str:
-    path = api_objects.core_path(asker.namespace, "pods", asker.pod) + "/exec"
-    told = json.dumps([inspect.getsource(reach_program), asker.targets])
+async def run_probe(cluster: ClusterConnection, worker: ProbeWorker) -> tuple[ReachabilityResult, ...] | str:
+    path = api_objects.core_path(worker.namespace, "pods", worker.pod) + "/exec"
+    program_input = json.dumps([inspect.getsource(reach_program), worker.targets])
     try:
-        ran = await cluster.api.exec_in_pod(
-            path, api_objects.TRAINER_CONTAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS
+        execution = await cluster.api.exec_in_pod(
+            path, api_objects.TRAINER_CONTAINER, ("python3", "-c", BEGIN), f"{program_input}\n", SECONDS
         )
     except PlatformError as error:
         if isinstance(error, ApiError) and error.code == 403:
-            return str(describe_api_error(error, Permission("create", "pods/exec", asker.namespace), cluster.server))
-        return f"worker {asker.pod} on {asker.node}: {error}"
-    if ran.failure:
-        return f"worker {asker.pod} on {asker.node}: {ran.failure} {ran.stderr.strip()[-200:]}".strip()
+            return str(describe_api_error(error, Permission("create", "pods/exec", worker.namespace), cluster.server))
+        return f"worker {worker.pod} on {worker.node}: {error}"
+    if execution.failure:
+        return f"worker {worker.pod} on {worker.node}: {execution.failure} {execution.stderr.strip()[-200:]}".strip()
     try:
         return tuple(
-            replace(way, source=asker.node) for way in msgspec.json.decode(ran.stdout, type=list[ReachabilityResult])
+            replace(result, source=worker.node) for result in msgspec.json.decode(execution.stdout, type=list[ReachabilityResult])
         )
     except msgspec.DecodeError as error:
-        return f"worker {asker.pod} on {asker.node} answered what cannot be read: {error!r}"
+        return f"worker {worker.pod} on {worker.node} answered what cannot be read: {error!r}"
 
 
 # ---- pure -----------------------------------------------------------------------------------------------------------
@@ -142,34 +142,34 @@ async def run_probe(cluster: ClusterConnection, asker: ProbeWorker) -> tuple[Rea
 
 def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWorker]:
     """Chooses a job's running worker on each node, and what it tries."""
-    running: dict[str, Object] = {}
+    pod_by_node: dict[str, Object] = {}
     for pod in pods:
         node, status = node_of(pod), pod.get("status", {})
         if node is not None and status.get("phase") == "Running" and status.get("podIP"):
-            running.setdefault(node, pod)
-    known = job.status.assigned_servers if job.status is not None else ()
-    holders = [
-        {"kind": "memory-server", "node": one.instance.node, "host": one.host, "port": one.port} for one in known
+            pod_by_node.setdefault(node, pod)
+    servers = job.status.assigned_servers if job.status is not None else ()
+    server_targets = [
+        {"kind": "memory-server", "node": server.instance.node, "host": server.host, "port": server.port} for server in servers
     ]
-    workers = [found for node, pod in running.items() if (found := _worker(node, pod)) is not None]
+    worker_targets = [target for node, pod in pod_by_node.items() if (target := _worker_target(node, pod)) is not None]
     return [
         ProbeWorker(
             job.namespace,
             pod["metadata"]["name"],
             node,
-            (*_near(holders, node), *_near([one for one in workers if one["node"] != node], node)),
+            (*_nearest_targets(server_targets, node), *_nearest_targets([target for target in worker_targets if target["node"] != node], node)),
         )
-        for node, pod in running.items()
+        for node, pod in pod_by_node.items()
     ]
 
 
-def _near(targets: list[Object], node: str) -> list[Object]:
+def _nearest_targets(targets: list[Object], node: str) -> list[Object]:
     """Those that follow a node in order of names, its own first: over all nodes each is tried as often."""
-    ordered = sorted(targets, key=lambda one: (one["node"] < node, one["node"]))
-    return ordered[:MAX_TARGETS]
+    targets_in_order = sorted(targets, key=lambda target: (target["node"] < node, target["node"]))
+    return targets_in_order[:MAX_TARGETS]
 
 
-def _worker(node: str, pod: Object) -> Object | None:
+def _worker_target(node: str, pod: Object) -> Object | None:
     for container in pod["spec"]["containers"]:
         for port in container.get("ports", ()):
             if port.get("name") == METRICS_PORT:
@@ -187,52 +187,52 @@ NOT_CHECKED = Finding(
     "who reaches whom was not tried",
     "give --network while a job runs: it runs a short program in one worker on each node",
 )
-_SHOWN = 5
-_NAMES = {"coordinator": "to the operator", "memory-server": "to memory servers", "worker": "between workers"}
-_NODES = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
+_MAX_LISTED = 5
+_KIND_NAMES = {"coordinator": "to the operator", "memory-server": "to memory servers", "worker": "between workers"}
+_NODES_REMEDY = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
 _REMEDIES = {
     "coordinator resolve": "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
     "coordinator connect": "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",
     "coordinator verify": "the operator's certificate is of another authority than the worker was given: see docs/security.md, then replace the worker",
-    "memory-server connect": f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
-    "worker connect": f"{_NODES}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
+    "memory-server connect": f"{_NODES_REMEDY}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
+    "worker connect": f"{_NODES_REMEDY}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
 }
 
 
-def network_findings(ways: Sequence[ReachabilityResult], unasked: Sequence[str]) -> list[Finding]:
+def network_findings(results: Sequence[ReachabilityResult], unasked: Sequence[str]) -> list[Finding]:
     """Judges each kind of way; `unasked` says of each worker without an answer why."""
-    found = [_of_kind(kind, those) for kind in _NAMES if (those := [way for way in ways if way.kind == kind])]
+    findings = [_judge_kind(kind, results_of_kind) for kind in _KIND_NAMES if (results_of_kind := [result for result in results if result.kind == kind])]
     if unasked:
         remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
-        found.append(Finding("network", "unknown", join_names(unasked, _SHOWN), remedy))
-    elif not ways:
+        findings.append(Finding("network", "unknown", join_names(unasked, _MAX_LISTED), remedy))
+    elif not results:
         remedy = "kubectl apply -f examples/cluster/minimal.yaml, and ask again while it runs; -n names its namespace"
-        found.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
-    return found
+        findings.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
+    return findings
 
 
-def _of_kind(kind: str, ways: Sequence[ReachabilityResult]) -> Finding:
-    name = f"network {_NAMES[kind]}"
-    failed = [way for way in ways if way.seconds is None]
+def _judge_kind(kind: str, results: Sequence[ReachabilityResult]) -> Finding:
+    name = f"network {_KIND_NAMES[kind]}"
+    failed = [result for result in results if result.seconds is None]
     if not failed:
-        slowest = max(way.seconds or 0.0 for way in ways)
-        sources = len({way.source for way in ways})
-        said = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
-        return Finding(name, "ok", said)
-    said = f"{len(failed)} of {len(ways)} ways fail: {join_names(describe_failures(failed), _SHOWN)}"
+        slowest = max(result.seconds or 0.0 for result in results)
+        source_count = len({result.source for result in results})
+        text = f"{len(results)} ways from {source_count} nodes are open, the slowest in {1000 * slowest:.0f} ms"
+        return Finding(name, "ok", text)
+    text = f"{len(failed)} of {len(results)} ways fail: {join_names(describe_failures(failed), _MAX_LISTED)}"
     remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
     # who reaches some holders saves to fewer
-    reached = {way.source for way in ways if way.seconds is not None}
-    partly = kind == "memory-server" and reached == {way.source for way in ways}
-    return Finding(name, "warning" if partly else "fault", said, remedy)
+    reaching_nodes = {result.source for result in results if result.seconds is not None}
+    is_partial = kind == "memory-server" and reaching_nodes == {result.source for result in results}
+    return Finding(name, "warning" if is_partial else "fault", text, remedy)
 
 
 def describe_failures(failed: Sequence[ReachabilityResult]) -> list[str]:
     """Ways by where they lead and why they fail: one node behind a wall is one sentence."""
-    sources: dict[tuple[str, str], list[str]] = {}
-    for way in failed:
-        sources.setdefault((way.target, way.problem), []).append(way.source)
+    nodes_by_failure: dict[tuple[str, str], list[str]] = {}
+    for result in failed:
+        nodes_by_failure.setdefault((result.target, result.problem), []).append(result.source)
     return [
-        f"from {join_names(sorted(names), _SHOWN)} to {target}: {problem}"
-        for (target, problem), names in sorted(sources.items())
+        f"from {join_names(sorted(nodes), _MAX_LISTED)} to {target}: {problem}"
+        for (target, problem), nodes in sorted(nodes_by_failure.items())
     ]

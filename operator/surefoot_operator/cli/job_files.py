@@ -1,6 +1,6 @@
-"""Implements `surefoot validate`: checks a job and lists what is ignored.
+"""Implements `surefoot validate` and `surefoot convert`, and reads job files for other commands.
 
-Called by `main`.
+Called by `main`. `validate` checks a job and lists the fields that `surefoot local` ignores.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def add_validate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
 
 
-def run_validate(given: argparse.Namespace) -> int:
-    job = read_job(given.file)
+def run_validate(args: argparse.Namespace) -> int:
+    job = read_job(args.file)
     sizes = ", ".join(map(str, allowed_sizes(job.spec)))
-    say(f"{given.file} is valid: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
+    say(f"{args.file} is valid: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
     for name in list_ignored_fields(job.spec):
         say(f"`surefoot local` ignores: {name}")
     return EXIT_OK
 
 
 def read_job(path: Path) -> TrainingJob:
-    """Reads and checks the job in a file. Raises UsageError."""
+    """Reads and checks the job in a file. Raises UsageError if it cannot be read or is invalid."""
     return read_document(path)[1]
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
-    """Reads a job's file: the document and the job parsed from it."""
+    """Reads a job's file; returns the document and the job parsed from it. Raises UsageError."""
     try:
         with open(path, "rb") as file:
-            content = file.read(4 * MAX_DOCUMENT_CHARACTERS + 1)  # no more of /dev/zero than shows that it is too long
+            content = file.read(4 * MAX_DOCUMENT_CHARACTERS + 1)  # limited, as the path may be /dev/zero
         document = load_yaml(
             content.decode("utf-8", "strict" if len(content) <= 4 * MAX_DOCUMENT_CHARACTERS else "replace")
         )
@@ -56,7 +56,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
 
 
 # ---- convert ---------------------------------------------------------------------------------------------------------
-# Implements `surefoot convert`: another system's training job as a TrainingJob, with comments.
+# Implements `surefoot convert`: prints another system's training job as a TrainingJob with comments.
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,36 +72,38 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_convert(given: argparse.Namespace) -> int:
+def run_convert(args: argparse.Namespace) -> int:
     try:
-        if given.file is None:
-            conversions, others = [convert_command(given.command_line)], list[str]()
+        if args.file is None:
+            conversions, others = [convert_command(args.command_line)], list[str]()
         else:
-            conversions, others = convert_documents(load_documents(_substituted(_content(given.file), given.set)))
+            conversions, others = convert_documents(load_documents(_substitute_variables(_read_text(args.file), args.set)))
     except (NotConvertible, SpecError) as error:
-        raise UsageError(f"{given.file or 'the command line'}: {error}") from error
-    sys.stdout.write("---\n".join(render_yaml(one) for one in conversions))
+        raise UsageError(f"{args.file or 'the command line'}: {error}") from error
+    sys.stdout.write("---\n".join(render_yaml(conversion) for conversion in conversions))
     sys.stdout.flush()
-    for one in conversions:
+    for conversion in conversions:
         warn(
-            f"{one.source}: {len(one.used_fields)} fields taken over, {len(one.skipped_fields)} left out, {len(one.to_do)} things to do"
+            f"{conversion.source}: {len(conversion.used_fields)} fields taken over, {len(conversion.skipped_fields)} left out, {len(conversion.to_do)} things to do"
         )
     if others:
         warn(f"not converted: {', '.join(others)}")
     return EXIT_OK
 
 
-def _content(file: str) -> str:
+def _read_text(file: str) -> str:
+    """Reads a file, or standard input for `-`, up to the size that a document may have. Raises UsageError."""
     try:
         if file == "-":
             return sys.stdin.read(MAX_DOCUMENT_CHARACTERS + 1)
-        with open(Path(file), "rb") as opened:
-            return opened.read(4 * MAX_DOCUMENT_CHARACTERS + 1).decode()
+        with open(Path(file), "rb") as opened_file:
+            return opened_file.read(4 * MAX_DOCUMENT_CHARACTERS + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def _substituted(content: str, settings: list[str]) -> str:
+def _substitute_variables(content: str, settings: list[str]) -> str:
+    """Replaces `$NAME` and `${NAME}` by the values of `--set NAME=VALUE`. Raises UsageError."""
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):

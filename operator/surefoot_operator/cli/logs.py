@@ -93,8 +93,8 @@ def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogC
 
 def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
     """The newest incident that names a rank or worker; None: nobody is blamed."""
-    blamed = (one for one in reversed(incidents) if one.kind != "planned" and (one.rank, one.worker) != (None, None))
-    return next(blamed, None)
+    candidates = (incident for incident in reversed(incidents) if incident.kind != "planned" and (incident.rank, incident.worker) != (None, None))
+    return next(candidates, None)
 
 
 def heading(choice: LogChoice, worker: int, attempt: int) -> str:
@@ -125,7 +125,7 @@ async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) ->
     if selected is None:
         return
     choice, pod = selected
-    say(heading(choice, _label(pod, api_objects.WORKER_INDEX_LABEL), _label(pod, api_objects.ATTEMPT_LABEL)))
+    say(heading(choice, _label_number(pod, api_objects.WORKER_INDEX_LABEL), _label_number(pod, api_objects.ATTEMPT_LABEL)))
     lines = _pod_lines(cluster, pod, args, choice.rank)
     if args.follow:
         async for line in lines:
@@ -143,23 +143,23 @@ def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> 
             if stored.status is not None and stored.status.membership is not None
             else ()
         )
-        place = (choice.rank or 0) // (stored.job.spec.nproc_per_node if stored.job is not None else 1)
-        if not 0 <= place < len(members):
+        group_rank = (choice.rank or 0) // (stored.job.spec.nproc_per_node if stored.job is not None else 1)
+        if not 0 <= group_rank < len(members):
             if choice.blamed is not None:
                 return None
             raise UsageError(f"no worker of {stored} has rank {choice.rank} now; --worker N shows a worker's log")
-        worker, attempt = members[place].index, attempt or members[place].attempt
-    fitting = [
+        worker, attempt = members[group_rank].index, attempt or members[group_rank].attempt
+    matching_pods = [
         pod
         for pod in pods
-        if _label(pod, api_objects.WORKER_INDEX_LABEL) == worker
-        and attempt in (None, _label(pod, api_objects.ATTEMPT_LABEL))
+        if _label_number(pod, api_objects.WORKER_INDEX_LABEL) == worker
+        and attempt in (None, _label_number(pod, api_objects.ATTEMPT_LABEL))
         and (choice.blamed is None or _created_seconds(pod) <= choice.blamed.detected_seconds)
     ]
-    return max(fitting, key=lambda pod: _label(pod, api_objects.ATTEMPT_LABEL), default=None)
+    return max(matching_pods, key=lambda pod: _label_number(pod, api_objects.ATTEMPT_LABEL), default=None)
 
 
-def _label(pod: Object, name: str) -> int:
+def _label_number(pod: Object, name: str) -> int:
     text = str(pod["metadata"].get("labels", {}).get(name, ""))
     return int(text) if text.isdecimal() else -1
 
@@ -175,16 +175,16 @@ async def _pod_lines(
     metadata = pod["metadata"]
     path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
     # a rank's lines are among the others' in one stream: more are asked for than are shown
-    count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
-    query: dict[str, str | int] = {"container": api_objects.TRAINER_CONTAINER, "tailLines": count}
+    line_count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
+    query: dict[str, str | int] = {"container": api_objects.TRAINER_CONTAINER, "tailLines": line_count}
     follow = {"follow": "true"} if args.follow else {}
-    rest = b""
+    unfinished_line = b""
     try:
         async for chunk in cluster.api.stream_text(path, {**query, **follow}, _SILENCE_SECONDS):
-            lines, rest = split_lines(rest + chunk)
+            lines, unfinished_line = split_lines(unfinished_line + chunk)
             for line in rank_lines(rank, lines):
                 yield line
-        for line in rank_lines(rank, [rest.decode(errors="replace")] if rest else []):
+        for line in rank_lines(rank, [unfinished_line.decode(errors="replace")] if unfinished_line else []):
             yield line
     except PlatformError as error:
         if not isinstance(error, ApiError) or error.code not in (400, 404):
@@ -196,11 +196,11 @@ async def _pod_lines(
 
 def split_lines(data: bytes) -> tuple[list[str], bytes]:
     """Splits what has come into lines, and what waits for its end."""
-    *lines, rest = data.split(b"\n")
-    while len(rest) > MAX_LINE_BYTES:
-        lines.append(rest[:MAX_LINE_BYTES])
-        rest = rest[MAX_LINE_BYTES:]
-    return [line.decode(errors="replace") for line in lines], rest
+    *lines, unfinished_line = data.split(b"\n")
+    while len(unfinished_line) > MAX_LINE_BYTES:
+        lines.append(unfinished_line[:MAX_LINE_BYTES])
+        unfinished_line = unfinished_line[MAX_LINE_BYTES:]
+    return [line.decode(errors="replace") for line in lines], unfinished_line
 
 
 def rank_lines(rank: int | None, lines: Sequence[str]) -> Sequence[str]:
@@ -245,14 +245,14 @@ def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
     for path in logs.glob("worker-*/agent.log" if choice.rank is None else f"worker-*/epoch-*/rank-{choice.rank}.log"):
         if (match := _LOG_FILE.fullmatch(path.relative_to(logs).as_posix())) is None:
             continue
-        worker, attempt, epoch = (int(text or 0) for text in match.groups())
-        file = LogFile(worker, attempt, epoch, path)
-        if choice.worker in (None, file.worker) and choice.attempt in (None, file.attempt) and _took_part(choice, file):
+        worker, attempt, generation = (int(text or 0) for text in match.groups())
+        file = LogFile(worker, attempt, generation, path)
+        if choice.worker in (None, file.worker) and choice.attempt in (None, file.attempt) and _is_of_blamed_generation(choice, file):
             files.append(file)
     return max(files, key=lambda file: (file.epoch, file.attempt), default=None)
 
 
-def _took_part(choice: LogChoice, file: LogFile) -> bool:
+def _is_of_blamed_generation(choice: LogChoice, file: LogFile) -> bool:
     """Whether the file is of the epoch whose failure blames it."""
     if choice.blamed is None or file.epoch == choice.blamed.generation:
         return True

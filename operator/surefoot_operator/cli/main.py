@@ -23,58 +23,60 @@ from surefoot_operator.cli.command_base import (
 from surefoot_operator.errors import OperatorError
 from surefoot_operator.optional_dependencies import missing_module, require_extra
 
-_PROGRAMS = {"kubectl-surefoot": "kubectl surefoot"}
-"""kubectl finds its plugins by this name."""
+_PROGRAM_NAMES = {"kubectl-surefoot": "kubectl surefoot"}
+"""File name of the program -> the command as the help shows it. kubectl finds plugins by the file name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code (0, 1, 2, 3 or 130)."""
     if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
-        say(f"surefoot {__version__}")  # also where nothing else of it can run
+        say(
+            f"surefoot {__version__}"
+        )  # before the imports of commands, so that it works even if a dependency is missing
         return EXIT_OK
-    given = build_parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = given.run
-    stopped = "; all processes of the run were stopped" if given.command == "local" else ""
+    args = build_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = args.run
+    stopped_text = "; all processes of the run were stopped" if args.command == "local" else ""
     try:
-        return run(given)
+        return run(args)
     except UsageError as error:
-        return _print(str(error), EXIT_USAGE)
+        return _print_error(str(error), EXIT_USAGE)
     except (RunError, OperatorError) as error:
-        return _print(str(error), EXIT_FAILED)
+        return _print_error(str(error), EXIT_FAILED)
     except BrokenPipeError:
-        # the reader of the pipe is gone; without this the interpreter prints a second error at exit
+        # The reader closed the pipe. Without this the interpreter prints a second error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
-        return _print(f"{error}{stopped}", EXIT_FAILED)
+        return _print_error(f"{error}{stopped_text}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _print(f"interrupted{stopped}", EXIT_INTERRUPTED)
+        return _print_error(f"interrupted{stopped_text}", EXIT_INTERRUPTED)
 
 
 def build_parser(program: str | None = None) -> argparse.ArgumentParser:
-    """Builds the parser of all commands; `program` is how it was called."""
-    program = program or _PROGRAMS.get(Path(sys.argv[0]).name, "surefoot")
+    """Builds the parser of all commands. `program`: name shown in the help; None: from the name of this program."""
+    program = program or _PROGRAM_NAMES.get(Path(sys.argv[0]).name, "surefoot")
     parser = argparse.ArgumentParser(prog=program, description="Training that goes on when nodes die.")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add_arguments, run, said) in _commands().items():
-        command = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
+    for name, (add_arguments, run, help_text) in _commands().items():
+        command = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
         add_arguments(command)
         command.set_defaults(run=run)
     return parser
 
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]
-"""What adds a command's arguments, what runs it, and what it does."""
+"""Function that adds a command's arguments, function that runs it, and its help text."""
 
 
 def _commands() -> dict[str, Command]:
-    """Finds `add_NAME_arguments` and `run_NAME` of each command in its module."""
+    """Maps each command's name to `add_NAME_arguments` and `run_NAME` of its module, and its help text."""
     with require_extra("surefoot", "cli"):
         from surefoot_operator.cli import checkpoints, doctor, job_files, logs, run_local
         from surefoot_operator.cli.jobs import describe, suspend_and_rollback
         from surefoot_operator.cli.report import command as report
-    here = sys.modules[__name__]
+    this_module = sys.modules[__name__]
     modules = (
         ("list", describe, "list TrainingJobs: state, progress, newest checkpoint"),
         ("describe", describe, "show everything about one job, in the order people ask"),
@@ -93,23 +95,23 @@ def _commands() -> dict[str, Command]:
             "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …",
         ),
         ("checkpoints", checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
-        ("data", here, "check whether samples in files can be read at any world size"),
+        ("data", this_module, "check whether samples in files can be read at any world size"),
         ("doctor", doctor, "check versions, rights, CRD, operator, tiers and memory, each with its remedy"),
-        ("completion", here, "print a shell's completion script"),
+        ("completion", this_module, "print a shell's completion script"),
     )
     return {
-        name: (getattr(module, f"add_{name}_arguments"), getattr(module, f"run_{name}"), said)
-        for name, module, said in modules
+        name: (getattr(module, f"add_{name}_arguments"), getattr(module, f"run_{name}"), help_text)
+        for name, module, help_text in modules
     }
 
 
-def _print(message: str, code: int) -> int:
+def _print_error(message: str, exit_code: int) -> int:
     warn(f"surefoot: {message}")
-    return code
+    return exit_code
 
 
 # ---- shell completion ------------------------------------------------------------------------------------------------
-# Implements `surefoot completion`: prints a shell's completion script. shtab makes it of the parser, so that it knows
+# Implements `surefoot completion`: prints a shell's completion script. shtab generates it from the parser, so it contains
 # every command and option.
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -119,24 +121,24 @@ def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="whose script to print")
 
 
-def run_completion(given: argparse.Namespace) -> int:
+def run_completion(args: argparse.Namespace) -> int:
     with require_extra("surefoot", "cli"):
         import shtab
 
-    # not by `say`: a script is no line of words, and has characters that words may not have
-    print(shtab.complete(build_parser("surefoot"), given.shell))
+    # Not with `say`, which would escape control characters that the script needs.
+    print(shtab.complete(build_parser("surefoot"), args.shell))
     return EXIT_OK
 
 
 # ---- data check ------------------------------------------------------------------------------------------------------
-# Implements `surefoot data check`: whether files can be read at any world size. The check is
-# `surefoot.tools.check_data` in a child process: it imports what no operator may.
+# Implements `surefoot data check`: checks whether files can be read at any world size. `surefoot.tools.check_data` does
+# so in a child process, because it imports the runtime, which the operator must not import.
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    said = "read some shards, and say at which world sizes all can be read"
-    check = actions.add_parser("check", help=said, description=said)
+    help_text = "read some shards, and say at which world sizes all can be read"
+    check = actions.add_parser("check", help=help_text, description=help_text)
     check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a URL, or a pattern of them")
     kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
     check.add_argument("--kind", choices=kinds, help="what they are; by default their ending says it")
@@ -148,16 +150,18 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--all", action="store_true", help="read every shard, not three")
 
 
-def run_data(given: argparse.Namespace) -> int:
+def run_data(args: argparse.Namespace) -> int:
     if (missing := missing_module("runtime")) is not None:
         raise RunError(missing)
     options = {
-        name: getattr(given, name)
+        name: getattr(args, name)
         for name in ("kind", "global_batch_size", "lanes", "lane_groups", "sequence_length", "dtype")
     }
-    told = [part for name, value in options.items() if value for part in (f"--{name.replace('_', '-')}", value)]
-    command = [sys.executable, "-m", "surefoot.tools.check_data", *told, *(["--all"] if given.all else [])]
-    return EXIT_OK if subprocess.run([*command, "--", *given.paths], check=False).returncode == 0 else EXIT_FAILED
+    option_arguments = [
+        part for name, value in options.items() if value for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    command = [sys.executable, "-m", "surefoot.tools.check_data", *option_arguments, *(["--all"] if args.all else [])]
+    return EXIT_OK if subprocess.run([*command, "--", *args.paths], check=False).returncode == 0 else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Tries to reach addresses from where it runs.
+"""Tries to connect to a list of addresses from inside a worker.
 
-The doctor sends its text into a worker. Standard library alone, and of any Python 3: the worker's image is its owner's. Prints a JSON list of the targets with what came of each:
-`seconds`, or `problem` and the `step` that failed.
+The doctor runs the text of this file in the worker's image, which belongs to the user: it may use only the standard
+library and must run on any Python 3. It prints the targets as a JSON list, each with `seconds`, or with `problem` and the
+`step` that failed.
 """
 
 from __future__ import annotations
@@ -21,37 +22,38 @@ AT_ONCE = 32
 
 
 def coordinator() -> dict[str, Any]:
-    """Where this worker's agent finds its operator, by its own environment."""
+    """Returns the operator's address as a target, from the environment that this worker's agent uses too."""
     url = urlsplit(os.environ.get("SUREFOOT_COORDINATOR_URL", ""))
-    secure = url.scheme == "wss"
-    port = url.port or (443 if secure else 80)
-    return {"kind": "coordinator", "node": "", "host": url.hostname or "", "port": port, "tls": secure}
+    is_tls = url.scheme == "wss"
+    port = url.port or (443 if is_tls else 80)
+    return {"kind": "coordinator", "node": "", "host": url.hostname or "", "port": port, "tls": is_tls}
 
 
 def reached(target: dict[str, Any]) -> dict[str, Any]:
-    """One target with how long it took, or what failed."""
-    began = time.monotonic()
+    """Tries a target; returns it with the seconds it took, or with the step that failed and the error."""
+    start_seconds = time.monotonic()
     step = "resolve"
     try:
         if not target["host"]:
             raise OSError("SUREFOOT_COORDINATOR_URL is not set here")
         socket.getaddrinfo(target["host"], target["port"], type=socket.SOCK_STREAM)
         step = "connect"
-        with socket.create_connection((target["host"], target["port"]), SECONDS) as line:
+        with socket.create_connection((target["host"], target["port"]), SECONDS) as connection:
             if target.get("tls"):
                 step = "verify"
-                trusted = ssl.create_default_context(cadata=os.environ.get("SUREFOOT_COORDINATOR_CA") or None)
-                with trusted.wrap_socket(line, server_hostname=target["host"]):
+                tls_context = ssl.create_default_context(cadata=os.environ.get("SUREFOOT_COORDINATOR_CA") or None)
+                with tls_context.wrap_socket(connection, server_hostname=target["host"]):
                     pass
     except ConnectionRefusedError as error:
         if target["kind"] != "worker":
             return dict(target, step=step, problem=str(error))
-        # nobody listens there, which the worker's machine itself has said: the way is open
+        # The worker's own machine rejected the connection because no process listens: the network path works.
     except OSError as error:
         return dict(target, step=step, problem=str(error) or type(error).__name__)
-    return dict(target, seconds=round(time.monotonic() - began, 4))
+    return dict(target, seconds=round(time.monotonic() - start_seconds, 4))
 
 
 def main(targets: list[dict[str, Any]]) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        sys.stdout.write(json.dumps(list(threads.map(reached, [coordinator(), *targets]))) + "\n")
+    """Tries the operator and all targets in parallel, and prints the results."""
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        sys.stdout.write(json.dumps(list(executor.map(reached, [coordinator(), *targets]))) + "\n")

@@ -48,7 +48,7 @@ from surefoot_operator.platforms.local.local_nodes import LocalNodes
 from surefoot_operator.platforms.local.platform import RunFolderStore, list_ignored_fields
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
-_PAGE_ENDINGS = (".html", ".htm")
+_PAGE_SUFFIXES = (".html", ".htm")
 MOST_NODES, MOST_RANKS = 64, 512
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
 
@@ -96,17 +96,17 @@ class LocalRequest:
     total_steps: int | None
 
 
-def run_local(given: argparse.Namespace) -> int:
+def run_local(args: argparse.Namespace) -> int:
     """Runs the job and returns the exit code."""
-    request = check(given)
+    request = check(args)
     with stop_requests() as stop:
-        if given.run_folder is not None:
-            return _run_in(request, given.run_folder, stop)
+        if args.run_folder is not None:
+            return _run_in_folder(request, args.run_folder, stop)
         # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
         root = Path(tempfile.mkdtemp(prefix="surefoot-"))
         code = EXIT_FAILED
         try:
-            code = _run_in(request, root, stop)
+            code = _run_in_folder(request, root, stop)
         finally:
             if code == EXIT_OK:
                 shutil.rmtree(root)
@@ -115,79 +115,83 @@ def run_local(given: argparse.Namespace) -> int:
         return code
 
 
-def check(given: argparse.Namespace) -> LocalRequest:
+def check(args: argparse.Namespace) -> LocalRequest:
     """Checks the arguments and the machine before anything starts. Raises UsageError."""
-    document, job = read_document(given.file)
+    document, job = read_document(args.file)
     if job.spec.suspend:
-        raise UsageError(f"{given.file}: spec.suspend is true, nothing would run; set it to false")
-    count = job.spec.replicas + job.spec.spares if given.nodes is None else given.nodes
-    least = min(allowed_sizes(job.spec))
-    if count < least:
+        raise UsageError(f"{args.file}: spec.suspend is true, nothing would run; set it to false")
+    node_count = job.spec.replicas + job.spec.spares if args.nodes is None else args.nodes
+    min_nodes = min(allowed_sizes(job.spec))
+    if node_count < min_nodes:
         raise UsageError(
-            f"--nodes {count} is too few: the smallest world that {given.file} allows has {least} workers, one on each"
-            f" node; give --nodes {least} or more, or lower spec.elasticPolicy.minReplicas"
+            f"--nodes {node_count} is too few: the smallest world that {args.file} allows has {min_nodes} workers, one on each"
+            f" node; give --nodes {min_nodes} or more, or lower spec.elasticPolicy.minReplicas"
         )
-    ranks = count * job.spec.nproc_per_node
-    if count > MOST_NODES or ranks > MOST_RANKS:
+    rank_count = node_count * job.spec.nproc_per_node
+    if node_count > MOST_NODES or rank_count > MOST_RANKS:
         raise UsageError(
-            f"{count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
+            f"{node_count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
-    if not 1 <= given.servers <= MAX_SERVERS:
-        raise UsageError(f"--servers {given.servers} is not allowed: a node runs 1 to {MAX_SERVERS} Redis servers")
-    total = _total_steps(given.file, document)
-    nodes = tuple(f"node-{number}" for number in range(count))
+    if not 1 <= args.servers <= MAX_SERVERS:
+        raise UsageError(f"--servers {args.servers} is not allowed: a node runs 1 to {MAX_SERVERS} Redis servers")
+    total_steps = _total_steps(args.file, document)
+    nodes = tuple(f"node-{number}" for number in range(node_count))
     if (missing := missing_module("runtime")) is not None:
         raise UsageError(f"local runs trainers and agents on this machine: {missing}")
     try:
-        faults = parse_faults(given.fault, nodes)
+        faults = parse_faults(args.fault, nodes)
         check_faults(faults, job.spec.health_policy)
         find_server_program()
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error
-    if given.report is not None:
-        try_file("--report", given.report)
-    if given.run_folder is not None:
-        try_folder("--run-folder", given.run_folder)
-    return LocalRequest(given, document, job, nodes, faults, total)
+    if args.report is not None:
+        try_file("--report", args.report)
+    if args.run_folder is not None:
+        try_folder("--run-folder", args.run_folder)
+    return LocalRequest(args, document, job, nodes, faults, total_steps)
 
 
 def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
-    said = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
-    if said is None:
+    steps_text = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
+    if steps_text is None:
         return None
-    if not (said.isascii() and said.isdigit() and len(said) < 16 and int(said) > 0):
+    if not (steps_text.isascii() and steps_text.isdigit() and len(steps_text) < 16 and int(steps_text) > 0):
         sentence = "give the number of steps that the program makes, in quotes"
-        raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {short_repr(said)} is not allowed; {sentence}")
-    return int(said)
+        raise UsageError(
+            f"{path}: metadata.annotations {TOTAL_STEPS}: {short_repr(steps_text)} is not allowed; {sentence}"
+        )
+    return int(steps_text)
 
 
-def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
+def _run_in_folder(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     args = request.args
     if args.compare:
         document = run_report.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in list_ignored_fields(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
-    disturbed = run_job(request, root, request.faults, stop)
+    finished = run_job(request, root, request.faults, stop)
     reference = None
-    if args.compare and disturbed.outcome == "Complete" and not stop.requested:
+    if args.compare and finished.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
         reference = run_job(request, root / UNDISTURBED, (), stop)
-    conclusion = run_report.build_conclusion(disturbed, reference)
+    conclusion = run_report.build_conclusion(finished, reference)
     for line in conclusion.lines:
         say(line)
-    written = args.report is None or _write_report(args.report, _report_text(args.report, root, disturbed, conclusion))
+    is_written = args.report is None or _write_report(
+        args.report, _report_text(args.report, root, finished, conclusion)
+    )
     stop.raise_if_requested()
-    if disturbed.outcome != "Complete" or not written:
+    if finished.outcome != "Complete" or not is_written:
         return EXIT_FAILED
     return EXIT_OK if conclusion.sound else EXIT_DIFFERS
 
 
-def _report_text(path: Path, root: Path, ended: run_report.FinishedRun, conclusion: run_report.Conclusion) -> str:
-    if path.suffix.lower() not in _PAGE_ENDINGS:
+def _report_text(path: Path, root: Path, finished: run_report.FinishedRun, conclusion: run_report.Conclusion) -> str:
+    if path.suffix.lower() not in _PAGE_SUFFIXES:
         return json.dumps(conclusion.report, indent=2)
-    return render_page(report_of_run(root, ended.progress, ended.struck, conclusion.comparison), __version__)
+    return render_page(report_of_run(root, finished.progress, finished.struck, conclusion.comparison), __version__)
 
 
 def _write_report(path: Path, text: str) -> bool:
@@ -214,9 +218,9 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
         machine.lock_run_folder()
         job = RunFolderStore(folder).write_job(request.document, str(uuid.uuid4()))
         progress = RunProgress(folder)
-        scene = RunContext(progress, machine, request.nodes, job, request.total_steps)
-        with RunView(scene, args.plain) as view:
-            supervisor = Supervisor(scene, faults, view.show, view.tell, stop)
+        context = RunContext(progress, machine, request.nodes, job, request.total_steps)
+        with RunView(context, args.plain) as view:
+            supervisor = Supervisor(context, faults, view.show, view.tell, stop)
             try:
                 supervisor.run()
             except KeyboardInterrupt:

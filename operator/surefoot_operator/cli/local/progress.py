@@ -168,7 +168,7 @@ def count_samples(
             begin = max(begin, resume_position)
         size = sum(stop - start for start, stop in spans) if ends else batch
         end = max(begin, ends.get(step, begin + size))
-        missing, extra = _count_missing_and_extra(spans, begin, end)
+        missing, extra = _compare(spans, begin, end)
         has_unwritten_lines = len({line.rank for line in lines_by_step.get(step, ())}) < (ranks or {}).get(step, 0)
         unknown, lost = (unknown + missing, lost) if has_unwritten_lines else (unknown, lost + missing)
         repeated += extra
@@ -203,9 +203,7 @@ def _begin_position(spans: Sequence[tuple[int, int]], first: int, batch: int) ->
     return reported_start if first > 1 and reported_start > 0 else (first - 1) * batch
 
 
-def _count_missing_and_extra(
-    spans: Sequence[tuple[int, int]], begin_position: int, end_position: int
-) -> tuple[int, int]:
+def _compare(spans: Sequence[tuple[int, int]], begin_position: int, end_position: int) -> tuple[int, int]:
     """Returns how many positions of the range no span contains, and how many are repeated or outside the range."""
     covered, position, reported = 0, begin_position, 0
     for start, stop in sorted(spans):

@@ -168,7 +168,7 @@ class Supervisor:
         if newest is None or time.monotonic() < self._next_measure_seconds:
             return
         self._next_measure_seconds = time.monotonic() + _MEASURE_SECONDS
-        # Skip frozen_nodes nodes: each call to their Redis would block the supervisor until its timeout.
+        # Skip frozen nodes: each call to their Redis would block the supervisor until its timeout.
         names = [name for name in self._context.nodes if name not in self._machine.frozen_nodes]
         nodes = [record for name in names if (record := self._machine.read_node_record(name)) is not None]
         try:
