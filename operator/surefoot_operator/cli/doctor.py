@@ -129,16 +129,25 @@ async def _check_server(cluster: ClusterConnection) -> Finding:
     version_text = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
     if not all(number_matches) or tuple(int(number[0]) for number in number_matches if number) >= _MIN_VERSION:
         return Finding("cluster", "ok", version_text)
-    return Finding("cluster", "fault", version_text, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
+    return Finding(
+        "cluster", "fault", version_text, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer"
+    )
 
 
 async def _check_rights(cluster: ClusterConnection) -> list[Finding]:
     required = required_permissions(cluster.namespace)
     try:
-        answers = iter(await asyncio.gather(*(_is_allowed(cluster, right) for requirement in required for right in requirement.rights)))
+        answers = iter(
+            await asyncio.gather(
+                *(_is_allowed(cluster, right) for requirement in required for right in requirement.rights)
+            )
+        )
     except ClusterRequestFailed as error:
         return [Finding("rights", "unknown", f"the server does not say what you may do: {error}")]
-    return [_judge_rights(requirement, [right for right in requirement.rights if not next(answers)], cluster) for requirement in required]
+    return [
+        _judge_rights(requirement, [right for right in requirement.rights if not next(answers)], cluster)
+        for requirement in required
+    ]
 
 
 def _judge_rights(required: RequiredPermissions, denied: Sequence[Permission], cluster: ClusterConnection) -> Finding:
@@ -229,9 +238,17 @@ async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
         cluster, "/apis/apps/v1/deployments", permission, {"labelSelector": f"{api_objects.PART_LABEL}=operator"}
     )
     if not deployments:
-        return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL_REMEDY)]
+        return [
+            Finding(
+                "operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL_REMEDY
+            )
+        ]
     states = [
-        (_int_field(deployment, "status", "readyReplicas"), _int_field(deployment, "spec", "replicas", 1), _chart_version(deployment))
+        (
+            _int_field(deployment, "status", "readyReplicas"),
+            _int_field(deployment, "spec", "replicas", 1),
+            _chart_version(deployment),
+        )
         for deployment in deployments
     ]
     text = "; ".join(
@@ -259,7 +276,9 @@ def _chart_version(deployment: Object) -> Any:
 async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
     permission = Permission("list", "endpointslices", group="discovery.k8s.io")
-    slices = await listed_objects(cluster, SLICES, permission, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"})
+    slices = await listed_objects(
+        cluster, SLICES, permission, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"}
+    )
     addresses: dict[tuple[str, str], list[str]] = {}
     for endpoint_slice in slices:
         namespace = str(endpoint_slice["metadata"].get("namespace"))
@@ -271,7 +290,9 @@ async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
             for address in endpoint.get("addresses", ())
         )
     leaders = sorted({leader for service_addresses in addresses.values() for leader in service_addresses})
-    services_without_leader = sorted(service for (_, service), service_addresses in addresses.items() if not service_addresses)
+    services_without_leader = sorted(
+        service for (_, service), service_addresses in addresses.items() if not service_addresses
+    )
     if leaders and not services_without_leader:
         return [Finding("leader", "ok", f"agents are sent to {join_names(leaders)}")]
     if leaders:
@@ -291,9 +312,12 @@ async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
         text = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
         return [Finding("memory tier", "warning", text, "install the chart with memoryTier.enabled")]
     desired, ready = (
-        sum(_int_field(daemon_set, "status", name) for daemon_set in daemon_sets) for name in ("desiredNumberScheduled", "numberReady")
+        sum(_int_field(daemon_set, "status", name) for daemon_set in daemon_sets)
+        for name in ("desiredNumberScheduled", "numberReady")
     )
-    text = f"{join_names([_qualified_name(daemon_set) for daemon_set in daemon_sets])}: {ready} of {desired} holders ready"
+    text = (
+        f"{join_names([_qualified_name(daemon_set) for daemon_set in daemon_sets])}: {ready} of {desired} holders ready"
+    )
     if desired == 0:
         remedy = "see memoryTier.nodeSelector and tolerations of the chart"
         return [Finding("memory tier", "fault", f"{text}: no node is chosen", remedy)]
@@ -331,7 +355,9 @@ def check_machine(job: TrainingJob | None) -> list[Finding]:
         _check_commands(),
         _check_torch(),
         _check_redis(),
-        memory_finding(available_bytes(_read_or_empty(_MEMINFO), _read_or_empty(_CGROUP_LIMIT), _read_or_empty(_CGROUP_USED)), job),
+        memory_finding(
+            available_bytes(_read_or_empty(_MEMINFO), _read_or_empty(_CGROUP_LIMIT), _read_or_empty(_CGROUP_USED)), job
+        ),
     ]
 
 

@@ -131,7 +131,8 @@ async def run_probe(cluster: ClusterConnection, worker: ProbeWorker) -> tuple[Re
         return f"worker {worker.pod} on {worker.node}: {execution.failure} {execution.stderr.strip()[-200:]}".strip()
     try:
         return tuple(
-            replace(result, source=worker.node) for result in msgspec.json.decode(execution.stdout, type=list[ReachabilityResult])
+            replace(result, source=worker.node)
+            for result in msgspec.json.decode(execution.stdout, type=list[ReachabilityResult])
         )
     except msgspec.DecodeError as error:
         return f"worker {worker.pod} on {worker.node} answered what cannot be read: {error!r}"
@@ -149,7 +150,8 @@ def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWo
             pod_by_node.setdefault(node, pod)
     servers = job.status.assigned_servers if job.status is not None else ()
     server_targets = [
-        {"kind": "memory-server", "node": server.instance.node, "host": server.host, "port": server.port} for server in servers
+        {"kind": "memory-server", "node": server.instance.node, "host": server.host, "port": server.port}
+        for server in servers
     ]
     worker_targets = [target for node, pod in pod_by_node.items() if (target := _worker_target(node, pod)) is not None]
     return [
@@ -157,7 +159,10 @@ def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWo
             job.namespace,
             pod["metadata"]["name"],
             node,
-            (*_nearest_targets(server_targets, node), *_nearest_targets([target for target in worker_targets if target["node"] != node], node)),
+            (
+                *_nearest_targets(server_targets, node),
+                *_nearest_targets([target for target in worker_targets if target["node"] != node], node),
+            ),
         )
         for node, pod in pod_by_node.items()
     ]
@@ -201,7 +206,11 @@ _REMEDIES = {
 
 def network_findings(results: Sequence[ReachabilityResult], unasked: Sequence[str]) -> list[Finding]:
     """Judges each kind of way; `unasked` says of each worker without an answer why."""
-    findings = [_judge_kind(kind, results_of_kind) for kind in _KIND_NAMES if (results_of_kind := [result for result in results if result.kind == kind])]
+    findings = [
+        _judge_kind(kind, results_of_kind)
+        for kind in _KIND_NAMES
+        if (results_of_kind := [result for result in results if result.kind == kind])
+    ]
     if unasked:
         remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
         findings.append(Finding("network", "unknown", join_names(unasked, _MAX_LISTED), remedy))

@@ -77,7 +77,9 @@ def run_convert(args: argparse.Namespace) -> int:
         if args.file is None:
             conversions, others = [convert_command(args.command_line)], list[str]()
         else:
-            conversions, others = convert_documents(load_documents(_substitute_variables(_read_text(args.file), args.set)))
+            conversions, others = convert_documents(
+                load_documents(_substitute_variables(_read_text(args.file), args.set))
+            )
     except (NotConvertible, SpecError) as error:
         raise UsageError(f"{args.file or 'the command line'}: {error}") from error
     sys.stdout.write("---\n".join(render_yaml(conversion) for conversion in conversions))

@@ -93,7 +93,11 @@ def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogC
 
 def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
     """The newest incident that names a rank or worker; None: nobody is blamed."""
-    candidates = (incident for incident in reversed(incidents) if incident.kind != "planned" and (incident.rank, incident.worker) != (None, None))
+    candidates = (
+        incident
+        for incident in reversed(incidents)
+        if incident.kind != "planned" and (incident.rank, incident.worker) != (None, None)
+    )
     return next(candidates, None)
 
 
@@ -125,7 +129,11 @@ async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) ->
     if selected is None:
         return
     choice, pod = selected
-    say(heading(choice, _label_number(pod, api_objects.WORKER_INDEX_LABEL), _label_number(pod, api_objects.ATTEMPT_LABEL)))
+    say(
+        heading(
+            choice, _label_number(pod, api_objects.WORKER_INDEX_LABEL), _label_number(pod, api_objects.ATTEMPT_LABEL)
+        )
+    )
     lines = _pod_lines(cluster, pod, args, choice.rank)
     if args.follow:
         async for line in lines:
@@ -247,7 +255,11 @@ def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
             continue
         worker, attempt, generation = (int(text or 0) for text in match.groups())
         file = LogFile(worker, attempt, generation, path)
-        if choice.worker in (None, file.worker) and choice.attempt in (None, file.attempt) and _is_of_blamed_generation(choice, file):
+        if (
+            choice.worker in (None, file.worker)
+            and choice.attempt in (None, file.attempt)
+            and _is_of_blamed_generation(choice, file)
+        ):
             files.append(file)
     return max(files, key=lambda file: (file.epoch, file.attempt), default=None)
 
