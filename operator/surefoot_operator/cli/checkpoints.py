@@ -1,7 +1,8 @@
 """Implements `surefoot checkpoints list|verify|export|import|delete`.
 
-Called by `main`. WHERE is a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's
-file. A child process (`surefoot.tools`) reads and writes: the operator must not import the formats.
+Called by `main`. The persistent tier is given as WHERE (a folder or s3://bucket/prefix) or as the file of a
+TrainingJob. A child process (`surefoot.tools`) reads and writes checkpoints, because the operator must not import the
+runtime.
 """
 
 from __future__ import annotations
@@ -45,9 +46,15 @@ def run_tool(
     job: str | None = None,
     bar: str | None = None,
 ) -> dict[str, Any]:
-    """Runs one tool on a tier and returns its JSON result.
+    """Runs a tool on a tier and returns its JSON result, or {"problem": REASON} if there is none.
 
-    `job` reaches it through its environment, `bar` labels the progress bar. {"problem": …} says why there is no result.
+    Args:
+        name: Module in `surefoot.tools`.
+        tier: Persistent tier, passed in the environment.
+        arguments: Command line of the tool.
+        seconds: Timeout, after which the tool is killed.
+        job: Uid of the job, passed in the environment; None: not passed.
+        bar: Label of the progress bar; None: no bar.
     """
     if (missing := missing_module("runtime")) is not None:
         return {"problem": missing}
@@ -56,7 +63,7 @@ def run_tool(
     error_lines: list[str] = []
     columns = (TextColumn(bar or ""), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    # its output goes to a file: a pipe that nobody reads would fill and stop it
+    # Write its output to a file: it is read only after the end, and a full pipe would block the tool.
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         Progress(*columns, console=console, transient=True, disable=bar is None or not console.is_terminal) as progress,
@@ -113,9 +120,9 @@ def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 COPY_SECONDS = 24 * 3600.0
-"""How long a copy of a whole checkpoint may take, or its reading."""
+"""Timeout for reading or copying complete checkpoints."""
 LIBRARY_JOB = "default"
-"""The job of scripts that run without an operator and name none."""
+"""Job uid of scripts that run without an operator and do not set one."""
 
 _EXAMPLES = {
     "list": "surefoot checkpoints list checkpoints/\nsurefoot checkpoints list -f job.yaml --job UID",
@@ -168,9 +175,16 @@ def run_checkpoints(args: argparse.Namespace) -> int:
 def tier_at(
     where: str, endpoint: str | None = None, region: str | None = None, there: bool = True
 ) -> PersistentTierSpec:
-    """Names the tier at a folder or URI; with `there` a folder must exist.
+    """Returns the persistent tier at a folder or URI.
 
-    Without an endpoint and a region those of the environment are taken. Raises UsageError.
+    Args:
+        where: A folder, file:///folder or s3://bucket/prefix.
+        endpoint: Of an S3 service; None: from the environment.
+        region: Of the bucket; None: from the environment.
+        there: Whether a folder must exist.
+
+    Raises:
+        UsageError: `where` is of another form, or the folder does not exist.
     """
     if "://" not in where:
         folder = Path(where)
@@ -187,7 +201,11 @@ def tier_at(
 
 
 def _only_job(tier: PersistentTierSpec) -> str:
-    """The folder's only job, where --job is missing; of several none is guessed, the guess could be wrong."""
+    """Returns the job to use without --job: the default one, or the only one in the folder.
+
+    Raises:
+        UsageError: The folder contains several jobs and not the default one, so any choice would be a guess.
+    """
     if not tier.uri.startswith("file://"):
         return LIBRARY_JOB
     folder = Path(unquote(urlsplit(tier.uri).path))
@@ -221,7 +239,7 @@ def _run_list_or_verify(args: argparse.Namespace, tier: PersistentTierSpec, uid:
         step = "" if args.step is None else f" of step {args.step}"
         say(f"job {uid} has no checkpoint{step} in {tier.uri}")
     is_bad = any(entry["damaged"] for entry in result["checkpoints"])
-    if is_verification:  # what was not found, or lacks a rank, was not verified
+    if is_verification:  # a checkpoint that is missing or incomplete was not verified
         any_verified = any(entry["state"] == "verified" for entry in result["checkpoints"])
         is_bad = is_bad or not any_verified or bool(result.get("unreadable_manifests"))
     return EXIT_FAILED if is_bad else EXIT_OK
@@ -332,13 +350,13 @@ def _ran(
     return result
 
 
-# ---- trial of what is written at the end -----------------------------------------------------------------------------
+# ---- output paths ----------------------------------------------------------------------------------------------------
 # Checks that output files and folders are writable before a run. A run of hours must not fail at its end because its
 # report cannot be written. Leaves the file system as it was.
 
 
 def try_file(option: str, path: Path) -> None:
-    """Checks that `path` can be written, keeping its content. Raises UsageError."""
+    """Checks that the file `path` can be written, without changing its content. Raises UsageError."""
     try:
         path.resolve().parent.mkdir(parents=True, exist_ok=True)
         existed = path.exists()

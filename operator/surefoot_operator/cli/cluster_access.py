@@ -1,7 +1,7 @@
 """Connects a command to the cluster of a kubeconfig or of the pod it runs in.
 
-Reads files and uses the network. The Kubernetes client is imported only here, and only when a command needs a cluster, so
-that `surefoot local` works without it.
+Reads files and uses the network. The Kubernetes client is imported only here, and only when a command needs a cluster,
+so that `surefoot local` works without it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class StopRequest:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal: sets the flag.
 
-        A second signal raises KeyboardInterrupt at once, for a user whose command is stuck in a call that does not return.
+        A second signal raises KeyboardInterrupt at once, for a user whose command is stuck in a call that does not
+        return.
         """
         if self.requested:
             raise KeyboardInterrupt

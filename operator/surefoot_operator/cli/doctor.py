@@ -1,7 +1,7 @@
-"""Implements `surefoot doctor`: whether everything is there that a job needs.
+"""Implements `surefoot doctor`, which checks everything that a job needs.
 
-Called by `main`. Looks and changes nothing, but for one object in a persistent tier that is named, which it deletes again, and with
---network a short program in workers.
+Called by `main`. It changes nothing, except that it writes and deletes one object in a persistent tier that the user
+names, and with --network runs a short program in workers.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from surefoot_operator.optional_dependencies import missing_module
 from surefoot_operator.platforms.kubernetes import api_objects
 
 # ---- cluster checks --------------------------------------------------------------------------------------------------
-# Checks a cluster: version, rights, CRD, operator, leader, memory tier. Touches the network through a person's own rights.
-# Each question is asked apart: who may read a half of it learns that half. Faults are what keeps every job from running;
-# what keeps only some command from working is a warning.
+# Checks a cluster: version, permissions, CRD, operator, leader and memory tier, over the network and with the user's
+# own permissions. Each check makes its own requests, so that one that is forbidden does not prevent the others. A
+# problem that keeps every job from running is a fault; one that only disables some commands is a warning.
 
 Object = dict[str, Any]
 
@@ -66,17 +66,19 @@ _INSTALL_REMEDY = "docs/install.md says how to install it"
 
 @dataclass(frozen=True, slots=True)
 class RequiredPermissions:
-    """Rights for one purpose; `needed`: nothing works without them."""
+    """Permissions that one purpose needs."""
 
     purpose: str
+    """Name of the check, such as `see jobs`."""
     rights: tuple[Permission, ...]
     needed: bool
+    """Whether their lack is a fault instead of a warning, because no command works without them."""
     without: str
-    """What does not work without them."""
+    """Text for the user: the commands that do not work without them."""
 
 
 def required_permissions(namespace: str) -> tuple[RequiredPermissions, ...]:
-    """Lists what a person needs, by what they do."""
+    """Lists the permissions that a user needs, grouped by purpose."""
     jobs = tuple(jobs_right(verb, namespace) for verb in ("get", "list"))
     changes = tuple(jobs_right(verb, namespace) for verb in ("create", "patch", "delete"))
     pods = (
@@ -94,7 +96,7 @@ def required_permissions(namespace: str) -> tuple[RequiredPermissions, ...]:
 
 
 async def check_cluster(cluster: ClusterConnection) -> list[Finding]:
-    """Asks everything at once. Raises ClusterRefused if the server is silent."""
+    """Runs all checks of a cluster concurrently. Raises ClusterRequestFailed if the server does not answer at all."""
     server = await _check_server(cluster)
     checks = await asyncio.gather(
         _or_unknown("rights", _check_rights(cluster)),
@@ -107,6 +109,7 @@ async def check_cluster(cluster: ClusterConnection) -> list[Finding]:
 
 
 async def _or_unknown(check: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
+    """Awaits a check; if one of its requests fails, returns a finding `unknown` with the reason."""
     try:
         return await findings
     except ClusterRequestFailed as error:
@@ -114,7 +117,7 @@ async def _or_unknown(check: str, findings: Awaitable[list[Finding]]) -> list[Fi
 
 
 def no_cluster(why: str, remedy: str = "", state: State = "unknown") -> Finding:
-    """Says what cannot be known without an answer of a cluster."""
+    """Returns the finding in place of all cluster checks, if no cluster can be asked."""
     return Finding("cluster", state, f"{why}; rights, CRD, operator and memory tier cannot be known", remedy)
 
 
@@ -190,7 +193,10 @@ async def _is_allowed(cluster: ClusterConnection, right: Permission) -> bool:
 
 
 async def _check_crd(cluster: ClusterConnection) -> list[Finding]:
-    """By the CRD; who may not read it by what the server publishes of it to everybody."""
+    """Compares the installed schema with this version, from the CRD or else from the published OpenAPI document.
+
+    Reading the CRD needs a permission that many users lack; every user may read the OpenAPI document.
+    """
     schema = None
     for path in (CRD, SCHEMA):
         try:
@@ -211,7 +217,7 @@ async def _check_crd(cluster: ClusterConnection) -> list[Finding]:
 
 
 def _schema_in(document: Object) -> Object:
-    """TrainingJob's schema in the CRD, or in what the server publishes."""
+    """Returns the schema of TrainingJob in the CRD or in the OpenAPI document; empty if it contains none."""
     versions = [version for version in document.get("spec", {}).get("versions", ()) if version.get("name") == VERSION]
     if versions:
         schema: Object = versions[0].get("schema", {}).get("openAPIV3Schema", {})
@@ -221,7 +227,7 @@ def _schema_in(document: Object) -> Object:
 
 
 def missing_fields(schema: Object) -> list[str]:
-    """Names fields of this version that a schema lacks."""
+    """Lists fields of this version that an installed schema lacks, such as `spec.suspend`."""
     known_fields = _properties(schema, "spec")
     missing = [f"spec.{name}" for name in declared_fields(TrainingJobSpec) if name not in known_fields]
     return missing + ([] if "schemaVersion" in _properties(schema, "status") else ["status.schemaVersion"])
@@ -274,7 +280,7 @@ def _chart_version(deployment: Object) -> Any:
 
 
 async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
-    """Agents reach the pod that the coordinator's Service selects: the one that leads."""
+    """Checks that each coordinator Service selects a pod: the leading operator, which agents connect to."""
     permission = Permission("list", "endpointslices", group="discovery.k8s.io")
     slices = await listed_objects(
         cluster, SLICES, permission, {"labelSelector": f"{api_objects.PART_LABEL}=coordinator"}
@@ -338,18 +344,18 @@ def _int_field(document: Object, part: str, name: str, default: int = 0) -> int:
 
 
 # ---- machine checks --------------------------------------------------------------------------------------------------
-# Checks this machine: versions, extras, Redis, memory. Imports neither torch nor a client. A cluster's jobs need none of
-# this but the command itself: what only `surefoot local` needs is at most a warning.
+# Checks this machine: versions, extras, Redis and memory, without importing torch or the Kubernetes client. Jobs in a
+# cluster need none of these, so a problem that only concerns `surefoot local` is at most a warning.
 
 _MIN_BYTES = 2 << 30
-"""torch alone takes half of it."""
+"""Memory below which `surefoot local` is unlikely to run; torch alone takes half of it."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def check_machine(job: TrainingJob | None) -> list[Finding]:
-    """Checks this machine; `job`: of a file that was given."""
+    """Checks this machine. `job`: the job to run here, whose memory limit is checked; None: no job is known."""
     return [
         Finding("surefoot", "ok", f"{__version__} on Python {platform.python_version()}"),
         _check_commands(),
@@ -386,7 +392,12 @@ def _check_redis() -> Finding:
 
 
 def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
-    """Judges the memory for staging and holders of `surefoot local`."""
+    """Judges the memory available to `surefoot local`.
+
+    Args:
+        available: Bytes; None if they are not known.
+        job: Job whose memory servers must fit; None: check only a minimum.
+    """
     if available is None:
         return Finding("memory", "unknown", "this system does not say how much memory is available")
     text = f"{format_bytes(available)} available here for trainers, staging and holders of surefoot local"
@@ -403,7 +414,10 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
 
 
 def available_bytes(meminfo: str, limit: str, used: str) -> int | None:
-    """The memory that machine and container leave to be taken."""
+    """Returns the bytes of memory that machine and container still allow; None if neither is known.
+
+    Arguments are the contents of /proc/meminfo and of the cgroup's memory.max and memory.current, or empty.
+    """
     match = re.search(r"^MemAvailable:\s+(\d+)", meminfo, re.MULTILINE)
     amounts = [] if match is None else [int(match[1]) * 1024]
     if limit.strip().isdigit() and used.strip().isdigit():
@@ -415,12 +429,12 @@ def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):
-        return ""  # another system, or another cgroup version: `available_bytes` says what is not known
+        return ""  # another system or cgroup version: `available_bytes` treats an empty text as not known
 
 
 # ---- tier check ------------------------------------------------------------------------------------------------------
-# Checks that a persistent tier can be used from here. Runs `surefoot.tools.check_tier` in a child process, bounded by time.
-# Workers reach the tier with their own identity and network: what is said is said of this machine.
+# Checks that a persistent tier can be used from this machine. Runs `surefoot.tools.check_tier` in a child process with
+# a timeout. Workers use the tier with their own identity and network, so the result holds only for this machine.
 
 PROBE_SECONDS = 60.0
 _SLOW_SECONDS = 2.0
@@ -434,7 +448,7 @@ _REMEDIES = {
 
 
 def probed(tier: PersistentTierSpec) -> Finding:
-    """Probes a tier and judges what came of it."""
+    """Writes, reads and deletes an object in a tier, and judges the result."""
     tool_result = run_tool("check_tier", tier, [], PROBE_SECONDS)
     if problem := tool_result.get("problem"):
         step = str(tool_result.get("step", ""))
@@ -465,7 +479,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Runs every check; 1 where one of them found a fault."""
+    """Runs every check; returns EXIT_FAILED if one of them found a fault."""
     if args.where is not None and args.file is not None:
         raise UsageError("doctor needs either a folder or URI, or -f JOB.yaml")
     if args.network and args.no_cluster:
@@ -485,7 +499,7 @@ def _cluster_findings(args: argparse.Namespace) -> list[Finding]:
     try:
         findings = on_cluster(args, check_cluster)
         return [*findings, *(on_cluster(args, check_network) if args.network else [NOT_CHECKED])]
-    except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
+    except UsageError as error:  # no cluster is configured, which is fine for users of only `surefoot local`
         if args.context is not None or args.kubeconfig is not None:
             raise
         why = str(error).partition("; give ")[0]

@@ -1,6 +1,7 @@
-"""Defines what the doctor finds, and renders it.
+"""Defines the doctor's findings and their rendering, and checks the network between workers.
 
-Pure. A check that could not be made is `unknown` and says why: "ok" would be a guess, and a fault would send people to mend what works.
+A check that could not be made is `unknown`, with the reason: "ok" would be a guess, and "fault" would send users to
+repair something that works.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ STATES: tuple[State, ...] = ("ok", "warning", "fault", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was found, and what to do about it."""
+    """The result of a check, with its remedy."""
 
     check: str
+    """Name of the check."""
     state: State
     text: str
+    """Sentence that describes the result."""
     remedy: str = ""
+    """Advice to the user; empty if there is nothing to do."""
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """Renders findings with their remedies, and counts them."""
+    """Renders the findings with their remedies, and the number in each state."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:
@@ -55,18 +59,18 @@ def has_fault(findings: Sequence[Finding]) -> bool:
 
 
 # ---- what workers reach ----------------------------------------------------------------------------------------------
-# Tries the network from inside one worker on each node. Touches the network: reads jobs and their pods, and runs
-# `reach_program` in workers by exec. Workers are who NetworkPolicies let through to operator and holders; from a
-# person's machine or another pod the answer would be another one.
+# Tries the network from inside one worker on each node: reads jobs and their pods, and runs `reach_program` in workers
+# by exec. NetworkPolicies let workers connect to the operator and the memory servers, but not the user's machine or
+# other pods, so only a test from inside a worker is meaningful.
 
 Object = dict[str, Any]
 
 MAX_PROBE_WORKERS = 32
 MAX_TARGETS = 32
-"""Holders, and workers, that each worker tries; of more, those that follow its own node."""
+"""Limit of the memory servers, and of the workers, that each worker tries; `_nearest_targets` selects them."""
 SECONDS = 30.0
 BEGIN = 'import json, sys; text, targets = json.loads(sys.stdin.readline()); made = {}; exec(text, made); made["main"](targets)'
-"""The program itself goes by its input: not every proxy lets a long command through."""
+"""Command that reads the program from standard input, because some proxies reject a long command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +81,27 @@ class ProbeWorker:
     pod: str
     node: str
     targets: tuple[Object, ...]
+    """Addresses to try, in the form that `reach_program` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityResult:
-    """What came of one try; but for `source` as `reach_program` prints it."""
+    """The result of one connection attempt, as `reach_program` prints it, with its source added."""
 
     kind: str
+    """Kind of the target: coordinator, memory-server or worker."""
     node: str
-    """The node it leads to; empty: it leads to the operator."""
+    """Node of the target; empty for the operator."""
     host: str
     port: int
     seconds: float | None = None
+    """Time until it was connected; None if it failed."""
     step: str = ""
+    """Step that failed: resolve, connect or verify; empty if none did."""
     problem: str = ""
+    """Error of the step that failed."""
     source: str = ""
-    """The node that it was tried from."""
+    """Node from which it was tried."""
 
     @property
     def target(self) -> str:
@@ -101,7 +110,7 @@ class ReachabilityResult:
 
 
 async def check_network(cluster: ClusterConnection) -> list[Finding]:
-    """Asks one worker on each node."""
+    """Tries the network from one worker on each node, for at most MAX_PROBE_WORKERS nodes."""
     worker_by_node: dict[str, ProbeWorker] = {}
     try:
         for job in await read_jobs(cluster):
@@ -117,6 +126,7 @@ async def check_network(cluster: ClusterConnection) -> list[Finding]:
 
 
 async def run_probe(cluster: ClusterConnection, worker: ProbeWorker) -> tuple[ReachabilityResult, ...] | str:
+    """Runs `reach_program` in a worker; returns its results, or the reason why there are none."""
     path = api_objects.core_path(worker.namespace, "pods", worker.pod) + "/exec"
     program_input = json.dumps([inspect.getsource(reach_program), worker.targets])
     try:
@@ -138,11 +148,11 @@ async def run_probe(cluster: ClusterConnection, worker: ProbeWorker) -> tuple[Re
         return f"worker {worker.pod} on {worker.node} answered what cannot be read: {error!r}"
 
 
-# ---- pure -----------------------------------------------------------------------------------------------------------
+# ---- pure ------------------------------------------------------------------------------------------------------------
 
 
 def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWorker]:
-    """Chooses a job's running worker on each node, and what it tries."""
+    """Chooses one running worker of the job on each node, and the addresses that it tries."""
     pod_by_node: dict[str, Object] = {}
     for pod in pods:
         node, status = node_of(pod), pod.get("status", {})
@@ -169,12 +179,16 @@ def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWo
 
 
 def _nearest_targets(targets: list[Object], node: str) -> list[Object]:
-    """Those that follow a node in order of names, its own first: over all nodes each is tried as often."""
+    """Returns the first MAX_TARGETS targets in the order of node names, starting at `node` and wrapping around.
+
+    Over all nodes, every target is then tried equally often.
+    """
     targets_in_order = sorted(targets, key=lambda target: (target["node"] < node, target["node"]))
     return targets_in_order[:MAX_TARGETS]
 
 
 def _worker_target(node: str, pod: Object) -> Object | None:
+    """Returns the metrics port of a worker's pod as a target; None if it has none."""
     for container in pod["spec"]["containers"]:
         for port in container.get("ports", ()):
             if port.get("name") == METRICS_PORT:
@@ -183,8 +197,8 @@ def _worker_target(node: str, pod: Object) -> Object | None:
 
 
 # ---- judgement of the network ----------------------------------------------------------------------------------------
-# Judges who reaches whom. A worker that does not reach its operator, or other workers, trains nothing; one that misses
-# some holders saves to fewer.
+# Judges the results. A worker that cannot reach its operator or other workers cannot train. One that cannot reach some
+# memory servers saves to fewer of them.
 
 NOT_CHECKED = Finding(
     "network",
@@ -205,7 +219,7 @@ _REMEDIES = {
 
 
 def network_findings(results: Sequence[ReachabilityResult], unasked: Sequence[str]) -> list[Finding]:
-    """Judges each kind of way; `unasked` says of each worker without an answer why."""
+    """Judges the results of each kind of target. `unasked`: for each worker without results, the reason."""
     findings = [
         _judge_kind(kind, results_of_kind)
         for kind in _KIND_NAMES
@@ -230,14 +244,14 @@ def _judge_kind(kind: str, results: Sequence[ReachabilityResult]) -> Finding:
         return Finding(name, "ok", text)
     text = f"{len(failed)} of {len(results)} ways fail: {join_names(describe_failures(failed), _MAX_LISTED)}"
     remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
-    # who reaches some holders saves to fewer
+    # If every worker reaches some memory server, saves still work with fewer copies: a warning, not a fault.
     reaching_nodes = {result.source for result in results if result.seconds is not None}
     is_partial = kind == "memory-server" and reaching_nodes == {result.source for result in results}
     return Finding(name, "warning" if is_partial else "fault", text, remedy)
 
 
 def describe_failures(failed: Sequence[ReachabilityResult]) -> list[str]:
-    """Ways by where they lead and why they fail: one node behind a wall is one sentence."""
+    """Groups failures by target and error, so that one unreachable node gives one sentence."""
     nodes_by_failure: dict[tuple[str, str], list[str]] = {}
     for result in failed:
         nodes_by_failure.setdefault((result.target, result.problem), []).append(result.source)

@@ -1,7 +1,8 @@
-"""Implements `surefoot logs`: the log of one rank or worker, by default the one to blame.
+"""Implements `surefoot logs`, which shows the log of one rank or worker.
 
 Called by `main`. Reads a worker pod's log from the API server, or a file of a run folder. In a failure most ranks log
-only that they lost a connection to another rank: the log of the rank to blame is the one to read.
+only that they lost the connection to another rank, so the default is the log of the rank that the newest failure
+blames.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 MAX_LINE_BYTES = 16 << 10
-"""A longer line is shown in pieces: one without an end must not fill this command's memory."""
+"""A longer line is shown in pieces, so that a line without an end cannot fill this command's memory."""
 _MAX_LINES = 2000
 _SILENCE_SECONDS = 3600.0
-"""A log may be silent; a connection that was cut is too."""
+"""Timeout between two chunks of a log. A log may pause, but without a limit a cut connection never ends."""
 _RANK_PREFIX = re.compile(r"\[rank (\d+)\] ?(.*)", re.DOTALL)
 _LOG_FILE = re.compile(r"worker-(\d+)-(\d+)/(?:epoch-(\d+)/rank-\d+\.log|agent\.log)")
 
@@ -46,16 +47,16 @@ Log = TypeVar("Log")
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """Whose log to show."""
+    """Selects a log to show."""
 
     rank: int | None
-    """None: all that the worker wrote, its agent's lines and its ranks'."""
+    """Rank whose lines to show; None: all lines of the worker, from its agent and its ranks."""
     worker: int | None
-    """None: the worker that has the rank."""
+    """Index of the worker; None: the worker that has the rank."""
     attempt: int | None
-    """None: the newest that has a log."""
+    """Attempt of the worker; None: the newest that has a log."""
     blamed: Incident | None = None
-    """The failure that blames it: only an attempt counts that took part in the epoch that failed."""
+    """Failure that blames this rank or worker; limits the choice to attempts in the generation that failed."""
 
 
 def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,18 +82,18 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogChoice]:
-    """Lists the logs to try in turn: the one asked for, else the blamed one and then the first rank's."""
+    """Lists the logs to try in order: the requested one; else the blamed one, then that of rank 0."""
     if args.rank is not None or args.worker is not None:
         return [LogChoice(args.rank, args.worker, args.attempt)]
     blamed = None if status is None else blamed_incident(status.incidents)
     choices = [] if blamed is None else [LogChoice(blamed.rank, blamed.worker, args.attempt, blamed)]
     has_ranks = status is not None and status.membership is not None and bool(status.membership.members)
-    # before the first world there are agents alone, and they say what keeps them from one
+    # Before the first generation no rank exists; the agents' logs explain why it has not started.
     return [*choices, LogChoice(0, None, args.attempt) if has_ranks else LogChoice(None, 0, args.attempt)]
 
 
 def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
-    """The newest incident that names a rank or worker; None: nobody is blamed."""
+    """Returns the newest failure that names a rank or worker; None if there is none."""
     candidates = (
         incident
         for incident in reversed(incidents)
@@ -102,14 +103,14 @@ def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
 
 
 def heading(choice: LogChoice, worker: int, attempt: int) -> str:
-    """`== rank 1, worker 1 (attempt 1)`, and why it is blamed."""
+    """Renders the heading of a log: `== rank 1, worker 1 (attempt 1)`, and the reason if a failure blames it."""
     rank = "" if choice.rank is None else f"rank {choice.rank}, "
     blame = "" if choice.blamed is None else f", blamed: {choice.blamed.reason}"
     return f"== {rank}worker {worker} (attempt {attempt}){blame}"
 
 
 def first_log(choices: Sequence[LogChoice], select: Callable[[LogChoice], Log | None]) -> tuple[LogChoice, Log] | None:
-    """Returns the first choice that has a log, and that log; says which has none."""
+    """Returns the first choice that has a log, and that log; prints a line if the blamed one has none."""
     for choice in choices:
         if (log := select(choice)) is not None:
             return choice, log
@@ -143,7 +144,11 @@ async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) ->
 
 
 def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> Object | None:
-    """Returns the newest pod that fits a choice. Raises UsageError where no worker has the rank."""
+    """Returns the newest pod that matches a choice; None if there is none.
+
+    Raises:
+        UsageError: The user asked for a rank that no worker has now.
+    """
     worker, attempt = choice.worker, choice.attempt
     if worker is None:
         members = (
@@ -179,10 +184,10 @@ def _created_seconds(pod: Object) -> float:
 async def _pod_lines(
     cluster: ClusterConnection, pod: Object, args: argparse.Namespace, rank: int | None
 ) -> AsyncIterator[str]:
-    """Yields the newest lines of a trainer container, or of one of its ranks. Raises ClusterRefused."""
+    """Yields the newest lines of a trainer container, or of one of its ranks. Raises ClusterRequestFailed."""
     metadata = pod["metadata"]
     path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
-    # a rank's lines are among the others' in one stream: more are asked for than are shown
+    # All ranks of a worker share one stream: request more lines than are shown, to find enough of this rank.
     line_count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
     query: dict[str, str | int] = {"container": api_objects.TRAINER_CONTAINER, "tailLines": line_count}
     follow = {"follow": "true"} if args.follow else {}
@@ -203,7 +208,7 @@ async def _pod_lines(
 
 
 def split_lines(data: bytes) -> tuple[list[str], bytes]:
-    """Splits what has come into lines, and what waits for its end."""
+    """Splits received bytes into complete lines and the remaining bytes of an unfinished line."""
     *lines, unfinished_line = data.split(b"\n")
     while len(unfinished_line) > MAX_LINE_BYTES:
         lines.append(unfinished_line[:MAX_LINE_BYTES])
@@ -212,7 +217,7 @@ def split_lines(data: bytes) -> tuple[list[str], bytes]:
 
 
 def rank_lines(rank: int | None, lines: Sequence[str]) -> Sequence[str]:
-    """Keeps the lines of one rank, without its name before each; None: every line as it is."""
+    """Returns the lines of one rank, without their `[rank N]` prefix; with None, all lines unchanged."""
     if rank is None:
         return lines
     matches = (_RANK_PREFIX.fullmatch(line) for line in lines)
@@ -224,12 +229,12 @@ def rank_lines(rank: int | None, lines: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A log of one attempt of a worker."""
+    """A log file of one attempt of a worker."""
 
     worker: int
     attempt: int
     epoch: int
-    """0: of every epoch that the attempt took part in."""
+    """Generation of the log; 0 for an agent's log, which covers all generations of the attempt."""
     path: Path
 
 
@@ -248,7 +253,7 @@ def _show_file(args: argparse.Namespace) -> None:
 
 
 def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
-    """Returns the newest file that fits a choice: a rank's own, or all that an agent wrote."""
+    """Returns the newest file that matches a choice, a rank's or an agent's log; None if there is none."""
     files = []
     for path in logs.glob("worker-*/agent.log" if choice.rank is None else f"worker-*/epoch-*/rank-{choice.rank}.log"):
         if (match := _LOG_FILE.fullmatch(path.relative_to(logs).as_posix())) is None:
@@ -265,7 +270,7 @@ def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
 
 
 def _is_of_blamed_generation(choice: LogChoice, file: LogFile) -> bool:
-    """Whether the file is of the epoch whose failure blames it."""
+    """Returns whether the file covers the generation whose failure blames it, or no failure does."""
     if choice.blamed is None or file.epoch == choice.blamed.generation:
         return True
     return choice.rank is None and (file.path.parent / f"epoch-{choice.blamed.generation}").is_dir()

@@ -111,8 +111,8 @@ def _print_error(message: str, exit_code: int) -> int:
 
 
 # ---- shell completion ------------------------------------------------------------------------------------------------
-# Implements `surefoot completion`: prints a shell's completion script. shtab generates it from the parser, so it contains
-# every command and option.
+# Implements `surefoot completion`: prints a shell's completion script. shtab generates it from the parser, so it
+# contains every command and option.
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 

@@ -1,8 +1,8 @@
 """Tries to connect to a list of addresses from inside a worker.
 
 The doctor runs the text of this file in the worker's image, which belongs to the user: it may use only the standard
-library and must run on any Python 3. It prints the targets as a JSON list, each with `seconds`, or with `problem` and the
-`step` that failed.
+library and must run on any Python 3. It prints the targets as a JSON list, each with `seconds`, or with `problem` and
+the `step` that failed.
 """
 
 from __future__ import annotations

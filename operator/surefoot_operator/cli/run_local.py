@@ -1,7 +1,7 @@
-"""Implements `surefoot local`: runs a TrainingJob on this machine.
+"""Implements `surefoot local`, which runs a TrainingJob on this machine.
 
-Called by `main`. Checks everything that can be checked before the first process starts; ends every process before it
-returns, however it returns.
+Called by `main`. Everything that can be checked is checked before the first process starts. Every process has ended
+when the command returns, also after an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 
 _PAGE_SUFFIXES = (".html", ".htm")
 MOST_NODES, MOST_RANKS = 64, 512
-"""Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
+"""Limits for one machine. A node runs Redis, an agent and a fork server; a rank is a process that imports torch."""
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +94,7 @@ class LocalRequest:
     nodes: tuple[str, ...]
     faults: tuple[Fault, ...]
     total_steps: int | None
+    """Number of steps that the job intends to run; None if it does not declare one."""
 
 
 def run_local(args: argparse.Namespace) -> int:
@@ -102,7 +103,7 @@ def run_local(args: argparse.Namespace) -> int:
     with stop_requests() as stop:
         if args.run_folder is not None:
             return _run_in_folder(request, args.run_folder, stop)
-        # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
+        # Delete a temporary folder after a clean run only: after any other, the user needs its logs.
         root = Path(tempfile.mkdtemp(prefix="surefoot-"))
         code = EXIT_FAILED
         try:
@@ -153,6 +154,7 @@ def check(args: argparse.Namespace) -> LocalRequest:
 
 
 def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
+    """Returns the job's declared number of steps; None if it has none. Raises UsageError if it is no such number."""
     steps_text = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
     if steps_text is None:
         return None
@@ -165,6 +167,7 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
 
 
 def _run_in_folder(request: LocalRequest, root: Path, stop: StopRequest) -> int:
+    """Runs the job, and the undisturbed run if it is requested; prints and writes the report; returns the exit code."""
     args = request.args
     if args.compare:
         document = run_report.with_persistent_tier(request.document, request.job, root)
@@ -195,7 +198,7 @@ def _report_text(path: Path, root: Path, finished: run_report.FinishedRun, concl
 
 
 def _write_report(path: Path, text: str) -> bool:
-    """Whether it was written; else it is printed, so that nothing is lost."""
+    """Writes the report and returns whether that succeeded; if not, prints it instead, so that it is not lost."""
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -206,9 +209,9 @@ def _write_report(path: Path, text: str) -> bool:
 
 
 def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> run_report.FinishedRun:
-    """Runs the job once under a fresh uid and ends its processes.
+    """Runs the job once under a new uid and ends its processes.
 
-    A stop request ends it in order too: what was reached is still reported.
+    A stop request ends the run in order too, so that its progress is still reported.
     """
     folder = RunFolder(root.resolve())
     args, memory = request.args, request.job.spec.checkpoint.memory
@@ -228,6 +231,6 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
     finally:
         with signals_ignored():
             machine.close()
-    progress.poll()  # what was written since the last tick
+    progress.poll()  # read the lines written since the last tick
     injector = supervisor.faults
     return run_report.FinishedRun(job, progress, tuple(injector.struck), tuple(injector.pending), interrupted)

@@ -84,8 +84,8 @@ def number(value: float | None) -> str:
 
 
 # ---- structured output -----------------------------------------------------------------------------------------------
-# Prints the result of a command as a table, JSON or YAML. JSON and YAML contain the same values from which the tables are
-# rendered, so a script reads the same numbers as the user, by field name and with their unit.
+# Prints the result of a command as a table, JSON or YAML. JSON and YAML contain the same values from which the tables
+# are rendered, so a script reads the same numbers as the user, by field name and with their unit.
 
 FORMATS = ("wide", "json", "yaml")
 

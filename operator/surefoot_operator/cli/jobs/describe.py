@@ -611,8 +611,8 @@ def _node_state(view: JobView, node: ObservedNode | None) -> str:
 
 
 # ---- job timeline ----------------------------------------------------------------------------------------------------
-# Implements `surefoot timeline`: events and incidents of a job in one order. Events record the operator's decisions, and
-# incidents record how long each phase of a recovery took. A pause in training can only be explained from both.
+# Implements `surefoot timeline`: events and incidents of a job in one order. Events record the operator's decisions,
+# and incidents record how long each phase of a recovery took. A pause in training can only be explained from both.
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class StoredJob:
     problems: tuple[str, ...] = ()
     """Sentences that explain why the spec or the status cannot be read."""
     phase: str = ""
-    """Value of the status' phase field, kept even if the status cannot be parsed; empty before an operator wrote one."""
+    """Value of the status' phase field, also if the status cannot be parsed; empty before an operator wrote one."""
     ready: str = ""
     step: int | None = None
     restarts: int | None = None
@@ -229,8 +229,8 @@ class JobView:
 
 
 # ---- run folder reads ------------------------------------------------------------------------------------------------
-# Reads the run folder of `surefoot local` into a `JobView`. Reads files and /proc, changes nothing, and works during the
-# run and after it.
+# Reads the run folder of `surefoot local` into a `JobView`. Reads files and /proc, changes nothing, and works during
+# the run and after it.
 
 
 def read_run(root: Path) -> JobView:
@@ -276,7 +276,7 @@ def read_run(root: Path) -> JobView:
 
 _PAGE_OBJECTS = 500
 _MAX_PAGES = 200
-"""Protects against a server that returns pages without end. 100,000 objects exceed any cluster's nodes or job's pods."""
+"""Protects against a server that returns pages without end. 100,000 objects exceed any list of nodes or pods."""
 
 
 async def read_jobs(cluster: ClusterConnection) -> list[StoredJob]:
@@ -392,7 +392,7 @@ async def _list_or_report(unread: list[str], call: Awaitable[list[Object]]) -> l
         return None
 
 
-# ---- pure parsing -----------------------------------------------------------------------------------------------------------
+# ---- pure parsing ----------------------------------------------------------------------------------------------------
 
 
 def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[ObservedWorker, ...]:

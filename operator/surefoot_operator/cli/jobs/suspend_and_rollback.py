@@ -181,7 +181,8 @@ def _new_job_name(old_name: str, step: int) -> str:
 
 
 # ---- suspend job -----------------------------------------------------------------------------------------------------
-# Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; the operator acts on it.
+# Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; the operator acts on
+# it.
 
 _POLL_SECONDS = 1.0
 

@@ -1,7 +1,7 @@
 """Parses the `--fault` options of a local run and injects each fault at its step.
 
-A fault is `KIND:NODE@step=N[,for=S]` or `coordinator@step=N[,for=S]`. Parsing is pure; `FaultInjector` acts on the local
-processes and is called by the supervisor at each tick.
+A fault is `KIND:NODE@step=N[,for=S]` or `coordinator@step=N[,for=S]`. Parsing is pure; `FaultInjector` acts on the
+local processes and is called by the supervisor at each tick.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 # appends one line:
 # {"generation", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}.
 # Step s (the first is 1) must consume exactly the positions [(s-1)·B, s·B) of the global sample order, once. If steps
-# differ in size, each line carries its step's `span` over all ranks, which must begin where the previous step's ended. A
-# job that started from another job's checkpoint is counted from the step after it.
+# differ in size, each line carries its step's `span` over all ranks, which must begin where the previous step's ended.
+# A job that started from another job's checkpoint is counted from the step after it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SampleAccount:
     missing_steps: tuple[int, ...] = ()
     """Steps for which no rank has a ledger line."""
     unknown: int = 0
-    """Samples missing in steps that lack a rank's line: the line may not have been written, so they need not be lost."""
+    """Samples missing in steps that lack a rank's line: it may not have been written, so they need not be lost."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions [start, stop) that loaders skipped on purpose after a rollback; not counted as lost."""
 
@@ -196,8 +196,9 @@ def _end_positions(lines_by_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[i
 def _begin_position(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:
     """Returns the position at which step `first` must begin.
 
-    After a start from another job's checkpoint, the loader's reported position is used, since the other job's batch size
-    may have differed. A loader at position 0 did not restore its state, so the samples it should have skipped count.
+    After a start from another job's checkpoint, the loader's reported position is used, since the other job's batch
+    size may have differed. A loader at position 0 did not restore its state, so the samples it should have skipped
+    count.
     """
     reported_start = min((start for start, _ in spans), default=0)
     return reported_start if first > 1 and reported_start > 0 else (first - 1) * batch
@@ -239,7 +240,7 @@ def largest_difference(losses: Mapping[int, float], other_losses: Mapping[int, f
 
 
 def _loss_difference(loss: float, other_loss: float) -> float:
-    """Returns the absolute difference; NaN equals NaN. If only one is finite, the largest float that JSON can express."""
+    """Returns the absolute difference; NaN equals NaN. If only one is finite, the largest float of JSON."""
     if loss == other_loss or (math.isnan(loss) and math.isnan(other_loss)):
         return 0.0
     return abs(loss - other_loss) if math.isfinite(loss) and math.isfinite(other_loss) else sys.float_info.max

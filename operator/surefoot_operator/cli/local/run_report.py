@@ -126,7 +126,8 @@ _PHASES = (
 def cause_of(incident: Incident, struck: Iterable[InjectedFault]) -> InjectedFault | None:
     """Returns the injected fault that caused an incident; None if no fault fits.
 
-    That is the last fault on its node before it was detected. If the incident names no node, it is the last fault at all.
+    That is the last fault on its node before it was detected. If the incident names no node, it is the last fault at
+    all.
     """
     earlier_faults = [
         injected for injected in struck if injected.at_seconds <= incident.detected_seconds + _SAME_CLOCK_SECONDS

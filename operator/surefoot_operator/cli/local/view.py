@@ -1,7 +1,7 @@
 """Shows a running job: as a live table on a terminal, else as plain lines.
 
-The caller's thread draws. Child processes die with the thread that forked them, so the display adds no thread that could
-become such a parent. `RunSnapshot` is pure; `RunView` reads the run folder and writes to the terminal.
+The caller's thread draws. Child processes die with the thread that forked them, so the display adds no thread that
+could become such a parent. `RunSnapshot` is pure; `RunView` reads the run folder and writes to the terminal.
 """
 
 from __future__ import annotations

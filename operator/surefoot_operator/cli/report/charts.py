@@ -1,8 +1,8 @@
 """Computes the geometry of the report's charts and bars.
 
-Pure: it maps values to pixels, and the template draws them. A chart has one drawing for wide and one for narrow screens,
-because text keeps its size on a phone. Marks differ in shape and number, and lines in width and dashes, so that readers
-who cannot distinguish the colours can still distinguish them.
+Pure: it maps values to pixels, and the template draws them. A chart has one drawing for wide and one for narrow
+screens, because text keeps its size on a phone. Marks differ in shape and number, and lines in width and dashes, so that
+readers who cannot distinguish the colours can still distinguish them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 _MAX_VALUE = 1e300
 """Larger values are not drawn: the difference between two of them could overflow a float."""
 _LOGARITHMIC_RATIO = 50.0
-"""Ratio of the largest to the smallest value from which the axis is logarithmic: a linear one would show only the largest."""
+"""Ratio of the largest to the smallest value from which the axis is logarithmic, so that small values are visible."""
 
 
 def thin_curve(points: Sequence[Point], columns: int) -> list[Point]:

@@ -1,7 +1,8 @@
 """Renders a job's history as one HTML page from `report.html`.
 
-Pure, except that it reads the template. Names, messages and exceptions come from programs and are not trusted: autoescape
-keeps them from becoming HTML elements, and `write_value` shortens each text and escapes its control characters.
+Pure, except that it reads the template. Names, messages and exceptions come from programs and are not trusted:
+autoescape keeps them from becoming HTML elements, and `write_value` shortens each text and escapes its control
+characters.
 """
 
 from __future__ import annotations

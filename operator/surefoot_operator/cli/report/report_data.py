@@ -220,7 +220,7 @@ def _stall_facts(run: RunRecords) -> StallFacts:
 
 
 def _place_workers(view: JobView) -> tuple[Placement, ...]:
-    """Lists the observed workers; only members of the current generation have one here, as pods record no earlier ones."""
+    """Lists the observed workers. Only members of the current generation have it set: pods record no earlier one."""
     membership = view.stored.status.membership if view.stored.status is not None else None
     members = {(member.index, member.attempt) for member in membership.members} if membership is not None else set()
     generations = () if membership is None else (membership.generation,)
@@ -274,7 +274,7 @@ def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Plac
 
 
 def _former_node(worker: str, lines: Sequence[LedgerEntry], incidents: Iterable[Incident]) -> str:
-    """Returns the node of a worker that is gone, from the incident that ended its last generation; empty if none does."""
+    """Returns the node of a worker that is gone, from the incident in its last generation; empty if none names it."""
     last_generation = max((line.generation for line in lines), default=None)
     index = worker.partition("-")[0]
     return next(
