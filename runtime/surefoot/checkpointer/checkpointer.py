@@ -23,6 +23,7 @@ from surefoot.checkpointer.library_mode.end_signal import EndSignal
 from surefoot.checkpointer.restoring import ShareReads
 from surefoot.checkpointer.saving import ChangeWatch, Saver, StepSaves
 from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announce_pause, plain_number
+from surefoot.checkpointer.training_watch import TrainingWatch
 from surefoot.checkpointer.usage_checks import (
     Stateful,
     StateGuard,
@@ -186,6 +187,7 @@ class Checkpointer:
         self._losses = LossCheck(self._backend)
         self._saves = StepSaves(self._saver, self._backend, self._guard)
         self._changes = ChangeWatch(self._program, self._backend)
+        self._training = TrainingWatch(named, self._backend)
         self._open_step: _OpenStep | None = None
         self._skipped_at_epoch_end = False
         pace = ActivityMonitor(named.values(), about.rank, about.world_size)
@@ -229,6 +231,7 @@ class Checkpointer:
         if self._step > 0:
             self._saver.prepare_first()
         self._guard.mark_restored(self._step)
+        self._training.mark_restored()
         self._reports.begin()
         return self._step
 
@@ -275,6 +278,7 @@ class Checkpointer:
             self._stepped = True
             self._program.check_restorable()
             self._saver.prepare_first()
+        self._training.mark_step(has_loss=loss is not None)
         told = plain_number(loss)
         self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
         at_barrier = self._backend.is_barrier_at(self._step)
@@ -517,6 +521,7 @@ class Checkpointer:
         atexit.unregister(self._at_exit)
         for hook in self._hooks:
             hook.remove()
+        self._training.close()
         self._saver.wait()
         if not self._backend.wait_for_flush(flush_seconds):
             _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from surefoot.data.data_source import buffered_rows
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.identities import Checkpoint
 
@@ -185,10 +186,6 @@ def _unwrap(name: str, subject: Any) -> Any:
 # and not handed out yet: a state without them loses those rows at each restart. A batch that a prefetcher took counts
 # as consumed in the state of a loader that knows nothing of steps, and is lost too.
 
-_INNER = ("base_dataloader", "dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
-"""Where a loader keeps what it reads from: torch's, Accelerate's, Hugging Face's."""
-_MAX_DEPTH = 32
-
 
 def reject_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
     """Raises ConfigurationError for a loader with a shuffle buffer.
@@ -204,21 +201,6 @@ def reject_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) ->
                 " shuffle when the data set is written, or give an ElasticLoader a map-style data set, or accept with"
                 f" Checkpointer(anew=({name!r},)) that samples are lost"
             )
-
-
-def buffered_rows(subject: Any, deepest: int = _MAX_DEPTH) -> int:
-    """Rows of the largest Hugging Face shuffle buffer beneath; 0: none."""
-    found = 0
-    if "BufferShuffled" in type(subject).__name__:
-        size = getattr(subject, "buffer_size", 0)
-        found = size if isinstance(size, int) else 0
-    if deepest == 0 or isinstance(subject, str | bytes | Mapping):
-        return found
-    own = getattr(subject, "__dict__", {})
-    for inner in (own[name] for name in _INNER if name in own):
-        for one in inner if isinstance(inner, list | tuple) and len(inner) <= _MAX_DEPTH else (inner,):
-            found = max(found, buffered_rows(one, deepest - 1))
-    return found
 
 
 class PrefetchCheck:

@@ -9,8 +9,9 @@ or was given; an uncertain one is refused there, before there is progress to los
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from surefoot.errors import ConfigurationError, StateMismatch
 
@@ -18,6 +19,25 @@ T = TypeVar("T")
 
 BeforeBatch = Callable[[bool], None]
 """Called before a batch is fetched; True: a new iterator asks for its first one."""
+
+_consumptions: weakref.WeakSet[Consumption] = weakref.WeakSet()
+_uncounted = [0]
+
+
+def all_consumptions() -> list[Consumption]:
+    """Returns those of all loaders of this process."""
+    return list(_consumptions)
+
+
+def uncounted_batches() -> int:
+    """Returns how many batches were yielded by loaders that no Checkpointer counts."""
+    return _uncounted[0]
+
+
+def consumption_of(loader: Any) -> Consumption | None:
+    """Returns what counts a loader's batches; None: it is another library's."""
+    found = getattr(getattr(loader, "sampler", loader), "_consumption", None)
+    return found if isinstance(found, Consumption) else None
 
 
 class Consumption:
@@ -54,11 +74,21 @@ class Consumption:
         """The first batch that was not trained on."""
         self.batches_yielded = 0
         """Batches handed out in all, also those that were handed out again."""
+        self.source: Any = None
+        """The data set of the loader; None: not known."""
+        self.is_state_taken = False
+        """Whether the script saves the loader's state by itself."""
+        _consumptions.add(self)
 
     @property
     def by_step(self) -> bool:
         """Whether `step_ends` decides what was consumed."""
         return self._by_step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the newest iterator has ended."""
+        return self._over
 
     @property
     def per_step(self) -> int:
@@ -156,6 +186,7 @@ class Consumption:
         self._last_taker = threading.get_ident()
         if not self._by_step:
             self.consumed = self._next
+            _uncounted[0] += 1
         elif self._ahead is None:
             self._takers.add(threading.get_ident())
 

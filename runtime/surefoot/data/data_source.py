@@ -6,7 +6,7 @@ Positions, not iterators: an iterator's place is known to one process, and a sha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from surefoot.errors import SurefootError
@@ -100,3 +100,23 @@ def changed_shard(shards: Sequence[DataShard], checks: bytes, most: int = 4096) 
         if mine[at : at + 2] != checks[at : at + 2]:
             return shards[at // 2 * size].name
     return None
+
+
+_INNER = ("base_dataloader", "dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
+"""Where a loader keeps what it reads from: torch's, Accelerate's, Hugging Face's."""
+_MAX_DEPTH = 32
+
+
+def buffered_rows(subject: Any, deepest: int = _MAX_DEPTH) -> int:
+    """Returns the rows of the largest Hugging Face shuffle buffer in a loader or data set; 0: it has none."""
+    rows = 0
+    if "BufferShuffled" in type(subject).__name__:
+        size = getattr(subject, "buffer_size", 0)
+        rows = size if isinstance(size, int) else 0
+    if deepest == 0 or isinstance(subject, str | bytes | Mapping):
+        return rows
+    own = getattr(subject, "__dict__", {})
+    for inner in (own[name] for name in _INNER if name in own):
+        for part in inner if isinstance(inner, list | tuple) and len(inner) <= _MAX_DEPTH else (inner,):
+            rows = max(rows, buffered_rows(part, deepest - 1))
+    return rows

@@ -167,6 +167,7 @@ class ElasticLoader:
             if batch_sampler is not None
             else ElasticSampler(dataset, global_batch_size or 0, **how)
         )
+        self.sampler.mark_source(dataset)
         self._samples = dataset if transform is None else _Transformed(dataset, transform, seed)
         self._collate = collate_fn
         self._options: dict[str, Any] = {

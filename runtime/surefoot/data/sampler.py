@@ -135,6 +135,7 @@ class ElasticSampler(Sampler[list[int]]):
         """Where all ranks' batches of the last step begin and end, if steps may take unlike numbers of them."""
         self.step_ends_epoch = False
         """Whether an iterator ended with the last step's batches: what the script does next belongs to that step."""
+        self.mark_source(size)
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -211,8 +212,13 @@ class ElasticSampler(Sampler[list[int]]):
         """
         self._consumption.commit(batches)
 
+    def mark_source(self, dataset: Any) -> None:
+        """Called by ElasticLoader: names the data set, by which loaders are compared."""
+        self._consumption.source = None if isinstance(dataset, int) else dataset
+
     def state_dict(self) -> dict[str, int]:
         """Returns the position behind the last consumed batch, seed and size."""
+        self._consumption.is_state_taken = True
         return {"position": self.position, "seed": self.seed, "size": self.size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -488,8 +494,13 @@ class BatchSequence:
             is_last=epoch.start + end == epoch.stop,
         )
 
+    def mark_source(self, dataset: Any) -> None:
+        """Called by ElasticLoader: names the data set, by which loaders are compared."""
+        self._consumption.source = dataset
+
     def state_dict(self) -> dict[str, Any]:
         """Returns epoch, next list, and a digest of that epoch's lists."""
+        self._consumption.is_state_taken = True
         position = self.position
         epoch = self._epoch_at(position)
         return {

@@ -354,6 +354,7 @@ class ElasticStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's cursors behind the last consumed batch, and the order."""
+        self._consumption.is_state_taken = True
         cursors = self._cursors_after_consumed()
         own = set(self.shape.lanes_of(self._slots))
         return {

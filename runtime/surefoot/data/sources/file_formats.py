@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.checkpointer.usage_checks import buffered_rows
-from surefoot.data.data_source import BadSample, DataError, DataShard
+from surefoot.data.data_source import BadSample, DataError, DataShard, buffered_rows
 from surefoot.data.loader import check_dataset
 from surefoot.data.sources.file_access import (
     CHUNK_BYTES,
