@@ -246,7 +246,7 @@ class TrainingWatch:
         self._reported.add(key)
         _log.warning("%s", text)
         if self._backend.attached.rank == 0:
-            self._backend.notify("TrainingNotSaved", text)
+            self._backend.report_notice("TrainingNotSaved", text)
 
 
 def contains(outer: Any, inner: Any, depth: int = _MAX_DEPTH) -> bool:
