@@ -94,6 +94,7 @@ def run_tool(
 
 
 def _parse_result(name: str, exit_code: int, output: str, error_lines: list[str]) -> dict[str, Any]:
+    """Returns the tool's JSON result, or its last line of error output as the problem."""
     lines = output.strip().splitlines()
     try:
         result = json.loads(lines[-1]) if lines else None
@@ -159,6 +160,7 @@ def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_checkpoints(args: argparse.Namespace) -> int:
+    """Determines tier and job from the arguments and runs the action. Raises UsageError, RunError."""
     act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = args.act
     if (args.where is None) == (args.file is None):
         raise UsageError(f"checkpoints {args.action} needs either a folder or URI, or -f JOB.yaml")
@@ -223,6 +225,7 @@ def _only_job(tier: PersistentTierSpec) -> str:
 
 
 def _run_list_or_verify(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    """Prints each checkpoint with its damage; fails if one is damaged or, for `verify`, none is complete."""
     is_verification = args.action == "verify"
     arguments = ["--job", uid, *([] if is_verification else ["--list"]), *_step_arguments(args)]
     result = _ran("verify", tier, arguments, bar="verifying" if is_verification else None)
@@ -246,6 +249,7 @@ def _run_list_or_verify(args: argparse.Namespace, tier: PersistentTierSpec, uid:
 
 
 def _run_export(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    """Writes one checkpoint as safetensors or DCP."""
     if args.to is None:
         raise UsageError("export needs --to FOLDER")
     if args.kind == "dcp" and (args.dtype or args.file_size):
@@ -263,6 +267,7 @@ def _run_export(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) ->
 
 
 def _run_import(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    """Stores a foreign checkpoint as a step of the job."""
     if args.source is None or args.step is None:
         raise UsageError("import needs --from PATH, and --step N: the number of steps its state was trained for")
     arguments = [
@@ -285,6 +290,7 @@ def _run_import(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) ->
 
 
 def _run_delete(args: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+    """Deletes everything that the job has stored, or without --yes only lists its checkpoints."""
     if args.job is None and args.file is None:
         raise UsageError("delete needs --job UID: the job to delete is never guessed")
     result = _ran("delete", tier, [] if args.yes else ["--dry"], job=uid)

@@ -122,6 +122,7 @@ def no_cluster(why: str, remedy: str = "", state: State = "unknown") -> Finding:
 
 
 async def _check_server(cluster: ClusterConnection) -> Finding:
+    """Checks the Kubernetes version. Raises ClusterRequestFailed if the server does not answer."""
     try:
         version = await cluster.api.get("/version")
     except PlatformError as error:
@@ -154,6 +155,7 @@ async def _check_rights(cluster: ClusterConnection) -> list[Finding]:
 
 
 def _judge_rights(required: RequiredPermissions, denied: Sequence[Permission], cluster: ClusterConnection) -> Finding:
+    """Judges the denied permissions of one purpose."""
     right = required.rights[0]
     if not denied:
         scope_text = f"in namespace {cluster.namespace}" if cluster.namespace else "in all namespaces"
@@ -169,6 +171,7 @@ def _judge_rights(required: RequiredPermissions, denied: Sequence[Permission], c
 
 
 async def _is_allowed(cluster: ClusterConnection, right: Permission) -> bool:
+    """Asks the API server whether the user has a permission."""
     resource, _, subresource = right.resource.partition("/")
     optional = {"subresource": subresource, "namespace": right.namespace}
     request = {
@@ -239,6 +242,7 @@ def _properties(schema: Object, part: str) -> Object:
 
 
 async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
+    """Checks that exactly one operator is installed, is ready and has this version."""
     permission = Permission("list", "deployments", group="apps")
     deployments = await listed_objects(
         cluster, "/apis/apps/v1/deployments", permission, {"labelSelector": f"{api_objects.PART_LABEL}=operator"}
@@ -310,6 +314,7 @@ async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
 
 
 async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
+    """Checks that the memory servers of all chosen nodes are ready."""
     permission = Permission("list", "daemonsets", group="apps")
     daemon_sets = await listed_objects(
         cluster, "/apis/apps/v1/daemonsets", permission, {"labelSelector": api_objects.MEMORY_SERVER_SELECTOR}
@@ -374,6 +379,7 @@ def _check_commands() -> Finding:
 
 
 def _check_torch() -> Finding:
+    """Checks that torch and the runtime are installed, without importing them."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -509,6 +515,7 @@ def _cluster_findings(args: argparse.Namespace) -> list[Finding]:
 
 
 def _tier_finding(job: TrainingJob | None, tier: PersistentTierSpec | None) -> Finding:
+    """Probes the tier that the user or the job names; without one, returns a finding about that."""
     tier = tier or (job.spec.checkpoint.persistent if job is not None else None)
     if tier is not None:
         return probed(tier)

@@ -235,6 +235,7 @@ def network_findings(results: Sequence[ReachabilityResult], unasked: Sequence[st
 
 
 def _judge_kind(kind: str, results: Sequence[ReachabilityResult]) -> Finding:
+    """Judges all results of one kind of target in one finding."""
     name = f"network {_KIND_NAMES[kind]}"
     failed = [result for result in results if result.seconds is None]
     if not failed:

@@ -71,6 +71,7 @@ def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_logs(args: argparse.Namespace) -> int:
+    """Prints the selected log. Raises UsageError, RunError, OperatorError."""
     check_named(args)
     if not 0 < args.tail <= _MAX_LINES:
         raise UsageError(f"--tail {args.tail} is not allowed; between 1 and {_MAX_LINES} lines are shown")
@@ -124,6 +125,7 @@ def first_log(choices: Sequence[LogChoice], select: Callable[[LogChoice], Log | 
 
 
 async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) -> None:
+    """Prints the selected log of a worker pod, and with --follow its further lines."""
     stored = await read_job(cluster, args.job)
     pods = await read_worker_pods(cluster, stored)
     selected = first_log(log_choices(stored.status, args), lambda choice: select_pod(choice, stored, pods))
@@ -239,6 +241,7 @@ class LogFile:
 
 
 def _show_file(args: argparse.Namespace) -> None:
+    """Prints the newest lines of the selected log file in a run folder."""
     logs = RunFolder(args.run_folder).logs_folder
     choices = log_choices(read_run(args.run_folder).stored.status, args)
     selected = first_log(choices, lambda choice: select_file(choice, logs))

@@ -151,6 +151,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_data(args: argparse.Namespace) -> int:
+    """Runs the check in a child process; only its exit code is used here, as it prints its own output."""
     if (missing := missing_module("runtime")) is not None:
         raise RunError(missing)
     options = {

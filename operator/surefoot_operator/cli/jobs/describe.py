@@ -329,6 +329,7 @@ def description_lines(description: JobDescription, wide: bool = False) -> list[s
 
 
 def _header_lines(description: JobDescription) -> list[str]:
+    """Renders the lines `Name: value` at the top of the description."""
     summary, pace = description.summary, description.summary.pace
     rate = "" if pace.steps_per_second is None else f", {pace.steps_per_second:.3g} steps/s"
     remaining_text = "" if pace.remaining_seconds is None else f", about {age(pace.remaining_seconds)} left"
@@ -401,6 +402,7 @@ def _at_risk_text(description: JobDescription) -> str:
 
 
 def _node_loss_text(cost: NodeLossCost) -> str:
+    """Describes the checkpoint that would be restored and the workers that would remain."""
     repeated_text = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
     workers_text = _format_count(cost.workers_after, "worker goes on", "workers go on")
     workers_text = workers_text if cost.workers_after else "training waits for a replacement"
@@ -431,6 +433,7 @@ def _section_lines(title: str, lines: list[str]) -> list[str]:
 
 
 def _worker_lines(description: JobDescription, wide: bool) -> list[str]:
+    """Renders the table of workers; of a large job only those that do not run normally, unless `wide`."""
     workers = description.workers
     if len(workers) > _MAX_WORKERS and not wide:
         workers = tuple(worker for worker in workers if worker.phase != "Running" or worker.deleting or worker.message)
@@ -601,6 +604,7 @@ def node_lines(rows: list[NodeUse]) -> list[str]:
 
 
 def _node_state(view: JobView, node: ObservedNode | None) -> str:
+    """Renders a node's readiness. `gone`: it no longer exists; `doubted`: its failure is not confirmed."""
     if node is None:
         return UNKNOWN if view.nodes is None else "gone"
     if not node.ready:

@@ -107,6 +107,7 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_rollback(args: argparse.Namespace) -> int:
+    """Requests a rollback of the job (--to), or prints the manifest of a new job (--step)."""
     if args.to is None and args.keep_data:
         raise UsageError("--keep-data goes with --to: a new job trains on the same batches again in any case")
     if args.to is not None and args.name is not None:
@@ -236,6 +237,7 @@ def describe_state(stored: StoredJob, suspend: bool, waited_seconds: float) -> s
 
 
 async def _set_suspend(cluster: ClusterConnection, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
+    """Sets `spec.suspend` and waits for the state; returns whether it was reached or not waited for, and a text."""
     stored = await read_job(cluster, name)
     if operations := suspend_patch(stored, suspend):
         await _apply_patch(cluster, name, operations)

@@ -362,6 +362,7 @@ class RunProgress:
         return self._tails.setdefault(path.name, _LineTail(path))
 
     def _read_status(self) -> None:
+        """Reads the status if its file has changed, and adds it to the history."""
         try:
             stat = self.folder.status_file.stat()
         except FileNotFoundError:

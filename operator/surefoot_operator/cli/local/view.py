@@ -198,6 +198,7 @@ class RunView:
         )
 
     def _rows(self, membership: Membership | None) -> Iterator[Row]:
+        """Yields the rows of the table: each node with its workers, in the order of nodes."""
         rows_by_node: dict[str, list[Row]] = {}
         members = {(member.index, member.attempt) for member in membership.members} if membership is not None else set()
         for worker in read_all_worker_files(self._context.machine.folder):
@@ -215,6 +216,7 @@ class RunView:
             yield from rows_by_node.get(node) or [Row(node, self._node_state(node))]
 
     def _node_state(self, node: str) -> str:
+        """Returns the state of a node for the table."""
         machine = self._context.machine
         if node in machine.frozen_nodes:
             return "frozen"

@@ -41,6 +41,7 @@ def render_page(facts: ReportFacts, version: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
+    """Returns the template environment, with the functions that the template calls."""
     environment = Environment(
         loader=PackageLoader("surefoot_operator.cli.report", ""),
         autoescape=True,

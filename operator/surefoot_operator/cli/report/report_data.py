@@ -179,6 +179,7 @@ def _read_ledger(run: RunRecords, phase: str) -> LedgerFacts:
 
 
 def _loss_facts(counted: LinesByStep, final_lines: LinesByStep, run: RunRecords) -> LossFacts:
+    """Collects the loss curves: of the steps that count, of repeated steps and of the undisturbed run."""
     discarded: dict[int, LinesByStep] = defaultdict(lambda: defaultdict(list))
     for _, line in run.lines:
         if line.step not in counted or counted[line.step][0].generation != line.generation:
@@ -197,6 +198,7 @@ def _loss_facts(counted: LinesByStep, final_lines: LinesByStep, run: RunRecords)
 
 
 def _stall_facts(run: RunRecords) -> StallFacts:
+    """Collects the longest stall of each save over its ranks, and their distribution."""
     stall_by_save: dict[tuple[int, int], float] = {}
     for _, line in run.lines:
         if line.stall_seconds is not None:
@@ -236,6 +238,7 @@ def _place_workers(view: JobView) -> tuple[Placement, ...]:
 
 
 def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
+    """Lists name, state and memory server state of each node that the job uses."""
     servers = {node: "running" if is_running else "not running" for node, is_running in (view.servers or {}).items()}
     used_names = {worker.node for worker in view.workers} | servers.keys()
     rows = []
