@@ -72,6 +72,7 @@ def run_tool(
         ) as process,
     ):
         task = progress.add_task("", total=None)
+        # Lines of stderr that are progress in JSON move the bar; the last other lines are kept for an error message.
         kill_timer = threading.Timer(seconds, process.kill)
         kill_timer.start()
         try:

@@ -265,6 +265,7 @@ async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
         f"{_qualified_name(deployment)} {version or 'of unknown version'}, {ready} of {desired} ready"
         for deployment, (ready, desired, version) in zip(deployments, states, strict=True)
     )
+    # Judge the most serious problem only: several operators, then readiness, then the version.
     if len(deployments) > 1:
         text = f"{len(deployments)} operators look after the same jobs: {text}"
         return [Finding("operator", "warning", text, "uninstall all but one")]

@@ -111,6 +111,7 @@ class ReachabilityResult:
 
 async def check_network(cluster: ClusterConnection) -> list[Finding]:
     """Tries the network from one worker on each node, for at most MAX_PROBE_WORKERS nodes."""
+    # Choose one running worker per node over all jobs.
     worker_by_node: dict[str, ProbeWorker] = {}
     try:
         for job in await read_jobs(cluster):
@@ -119,6 +120,7 @@ async def check_network(cluster: ClusterConnection) -> list[Finding]:
                     worker_by_node.setdefault(worker.node, worker)
     except ClusterRequestFailed as error:
         return network_findings((), (str(error),))
+    # Run the program in all of them concurrently; a text in place of results is the reason for having none.
     probe_workers = [worker_by_node[node] for node in sorted(worker_by_node)][:MAX_PROBE_WORKERS]
     answers = await asyncio.gather(*(run_probe(cluster, worker) for worker in probe_workers))
     results = [result for answer in answers if not isinstance(answer, str) for result in answer]

@@ -152,6 +152,7 @@ def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> 
         UsageError: The user asked for a rank that no worker has now.
     """
     worker, attempt = choice.worker, choice.attempt
+    # Find the worker that has the rank in the current generation.
     if worker is None:
         members = (
             stored.status.membership.members
@@ -164,6 +165,7 @@ def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> 
                 return None
             raise UsageError(f"no worker of {stored} has rank {choice.rank} now; --worker N shows a worker's log")
         worker, attempt = members[group_rank].index, attempt or members[group_rank].attempt
+    # A pod made after the failure cannot have caused it.
     matching_pods = [
         pod
         for pod in pods

@@ -121,6 +121,7 @@ def check(args: argparse.Namespace) -> LocalRequest:
     document, job = read_document(args.file)
     if job.spec.suspend:
         raise UsageError(f"{args.file}: spec.suspend is true, nothing would run; set it to false")
+    # Check the number of nodes and ranks against the job and this machine.
     node_count = job.spec.replicas + job.spec.spares if args.nodes is None else args.nodes
     min_nodes = min(allowed_sizes(job.spec))
     if node_count < min_nodes:
@@ -138,6 +139,7 @@ def check(args: argparse.Namespace) -> LocalRequest:
         raise UsageError(f"--servers {args.servers} is not allowed: a node runs 1 to {MAX_SERVERS} Redis servers")
     total_steps = _total_steps(args.file, document)
     nodes = tuple(f"node-{number}" for number in range(node_count))
+    # Check what the run needs on this machine: the runtime, valid faults and Redis.
     if (missing := missing_module("runtime")) is not None:
         raise UsageError(f"local runs trainers and agents on this machine: {missing}")
     try:
@@ -146,6 +148,7 @@ def check(args: argparse.Namespace) -> LocalRequest:
         find_server_program()
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error
+    # Check the output paths: a run of hours must not fail at its end because its report cannot be written.
     if args.report is not None:
         try_file("--report", args.report)
     if args.run_folder is not None:
@@ -169,16 +172,19 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
 def _run_in_folder(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     """Runs the job, and the undisturbed run if it is requested; prints and writes the report; returns the exit code."""
     args = request.args
+    # Prepare the job: the comparison needs checkpoints that outlive the run.
     if args.compare:
         document = run_report.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in list_ignored_fields(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
+    # Run it with its faults, then without any if the results are to be compared.
     finished = run_job(request, root, request.faults, stop)
     reference = None
     if args.compare and finished.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
         reference = run_job(request, root / UNDISTURBED, (), stop)
+    # Report before a requested stop is raised, so that an interrupted run is reported too.
     conclusion = run_report.build_conclusion(finished, reference)
     for line in conclusion.lines:
         say(line)

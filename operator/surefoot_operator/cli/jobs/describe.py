@@ -556,6 +556,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     status = view.stored.status
     membership = status.membership if status is not None else None
     members = membership.members if membership is not None else ()
+    # Index the sources by node name.
     group_ranks = {(member.index, member.attempt): rank for rank, member in enumerate(members)}
     nodes_by_name = {node.name: node for node in view.nodes or ()}
     server_states = {
@@ -567,6 +568,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     for worker in view.workers:
         if worker.node is not None and worker.phase not in ("Succeeded", "Failed"):
             workers.setdefault(worker.node, []).append((worker.index, worker.attempt))
+    # A node is used if it has a worker, a member or a memory server, or if the job avoids it.
     used_names = {*workers, *server_states, *avoidance_reasons, *(member.node for member in members)}
     rows = []
     for name in sorted(used_names | set(nodes_by_name) if everything else used_names):

@@ -268,6 +268,7 @@ class FaultInjector:
 
     def tick(self, step: int) -> None:
         """Injects the faults whose step is finished and whose target runs; ends those whose duration is over."""
+        # Inject the faults that are due. Iterate over a copy, as injected faults leave the list.
         for fault in [fault for fault in self.pending if fault.step <= step]:
             if any(fault.waits_for(earlier) for _, earlier in self._active):
                 continue
@@ -279,6 +280,7 @@ class FaultInjector:
             self._report(f"fault: {fault}", True)
             if fault.seconds is not None:
                 self._active.append((time.monotonic() + fault.seconds, fault))
+        # End the faults whose duration is over, which returns their targets.
         for end_seconds, fault in list(self._active):
             end = KINDS[fault.kind].end
             if time.monotonic() >= end_seconds and end is not None:

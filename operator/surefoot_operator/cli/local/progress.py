@@ -159,6 +159,7 @@ def count_samples(
     lost = repeated = unknown = 0
     skipped = list[tuple[int, int]]()
     for step in range(first, last_step + 1):
+        # A rollback may have had loaders skip samples before this step: move its start, and count them as skipped.
         spans = spans_by_step.get(step, [])
         skipped_steps = (skips or {}).get(step, 0)
         if skipped_steps and spans:
@@ -166,9 +167,11 @@ def count_samples(
             resume_position = resume_position if ends else min(resume_position, begin + skipped_steps * batch)
             skipped += [(begin, resume_position)] if resume_position > begin else []
             begin = max(begin, resume_position)
+        # Without spans every step has the size of the largest one; with spans the ledger gives each step's own end.
         size = sum(stop - start for start, stop in spans) if ends else batch
         end = max(begin, ends.get(step, begin + size))
         missing, extra = _compare(spans, begin, end)
+        # Missing samples of a rank without a line are unknown, not lost: its line may not have been written.
         has_unwritten_lines = len({line.rank for line in lines_by_step.get(step, ())}) < (ranks or {}).get(step, 0)
         unknown, lost = (unknown + missing, lost) if has_unwritten_lines else (unknown, lost + missing)
         repeated += extra
@@ -367,6 +370,7 @@ class RunProgress:
             stat = self.folder.status_file.stat()
         except FileNotFoundError:
             return
+        # The file is replaced at each write, so a new inode is a change even within the clock's resolution.
         stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp == self._stamp:
             return

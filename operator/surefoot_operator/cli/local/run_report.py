@@ -36,7 +36,7 @@ from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 _MAX_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
-"""Allowance for a fault recorded after the failure it caused: its time is taken after injection, on the same clock."""
+"""An incident may be detected this much before the recorded time of its fault; both use the clock of this machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,11 +125,13 @@ class Supervisor:
 
         Raises RunError if it cannot continue, KeyboardInterrupt once a stop is requested.
         """
+        # Start all processes and wait for the nodes; a node that cannot start ends the run.
         self._machine.start_operator()
         for name in self._context.nodes:
             self._machine.start_node(name)
         self._wait_for_nodes()
         self._nodes_up = True
+        # Supervise until the operator reports the end of the job, then let its workers exit by themselves.
         while self._progress.status.phase not in ("Complete", "Failed"):
             self.tick()
         self._wait_for_workers()
@@ -138,13 +140,16 @@ class Supervisor:
         """Waits a moment, then runs every check once and updates the display."""
         self._stop.wait(TICK_SECONDS)
         self._stop.raise_if_requested()
+        # Read the run's folder and report new events.
         self._check_folder()
         self._machine.poll()
         for event in self._progress.poll():
             self._report(_event_sentence(event), event.warning)
+        # Inject the faults that are due, then handle processes that ended without one.
         self.faults.tick(self._progress.finished_step)
         self.check_operator()
         self.check_nodes()
+        # Report conditions that need the user, and update the display.
         self._check_disk_space()
         self._check_checkpoint_lost()
         self.measure_checkpoint()
@@ -248,6 +253,7 @@ class Supervisor:
         exit_code, step = self._machine.operator_exit_code(), self._progress.finished_step
         if exit_code is None:
             return
+        # Count this restart; progress since the last one resets the count.
         self._operator_restarts = 1 if step > self._last_restart_step else self._operator_restarts + 1
         self._last_restart_step = step
         log_path = self._machine.folder.logs_folder / "operator.log"

@@ -31,6 +31,7 @@ def thin_curve(points: Sequence[Point], columns: int) -> list[Point]:
     first, last = points[0][0], points[-1][0]
     width = (last - first) / columns or 1.0
     extremes: dict[int, tuple[Point, Point]] = {}
+    # Keep the extremes of each column of pixels.
     for point in points:
         column = min(columns - 1, int((point[0] - first) / width))
         low, high = extremes.get(column, (point, point))
@@ -227,6 +228,7 @@ def draw_chart(chart: Chart) -> list[Drawing]:
     low, high = min(ys, default=0.0), max(ys, default=1.0)
     if chart.from_zero:
         low = min(0.0, low)
+    # Give a flat curve a range, and any other curve on a linear axis some space at the top.
     if high == low:
         padding = abs(high) * 0.1 or 1.0
         low, high = (low if chart.from_zero else low - padding), high + padding
