@@ -330,7 +330,7 @@ class LayoutFamily:
         return all(rule.grid.coordinate(rank) is not None for rule in self._rules)
 
     def everywhere(self, world_size: int) -> bool:
-        """Returns whether every rank of a world_size of this size is in all grids."""
+        """Returns whether every rank of a world of this size is in all grids."""
         return all(rule.grid.count >= world_size for rule in self._rules)
 
     def stream(self, rank: int) -> Stream:
@@ -348,7 +348,7 @@ class LayoutFamily:
         return holdings.with_nothing_else(build_layout(parts), self._spread)
 
     def savers(self, name: str, wanted: Box) -> set[int]:
-        """Returns the ranks that saved elements rule_indices `wanted`, and perhaps a few neighbours that did not."""
+        """Returns the ranks that saved elements of `wanted`, and perhaps a few neighbours that did not."""
         number = self._index_by_name[name]
         ranks: set[int] = set()
         for group, single_rank in self._groups_with(
@@ -368,7 +368,7 @@ class LayoutFamily:
         return ranks
 
     def _groups_with(self, rule_number: int, shape: tuple[int, ...], wanted: Box) -> list[tuple[Grid, int | None]]:
-        """Returns the groups rule_indices ranks with elements rule_indices `wanted`, each with its rank if it has only one.
+        """Returns the groups of ranks with elements of `wanted`, each with its rank if there is only one.
 
         Cached, because many tensors have the same rule and shape.
         """

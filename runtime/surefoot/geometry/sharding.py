@@ -129,7 +129,7 @@ class Grid:
 
 
 def _merge_dimensions(dimensions: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns (sizes, strides) with contiguous dimensions merged, so that equal sets of ranks compare equal."""
+    """Returns (sizes, strides) with contiguous dimensions merged, so that equal sets compare equal."""
     merged: list[tuple[int, int]] = []
     for size, stride in dimensions:
         if merged and merged[-1][1] == size * stride:

@@ -135,7 +135,7 @@ class SurefootCheckpoints(BaseCheckpointManager):
 
 
 def _refuse_others(config: SurefootCheckpoints.Config) -> None:
-    """Raises ConfigurationError for an option that is set but not supported, including those of later torchtitans."""
+    """Raises ConfigurationError for a set but unsupported option, also for one of a later torchtitan."""
     defaults = type(config)()
     for option in fields(config):
         name = option.name

@@ -292,7 +292,7 @@ class ModulePart:
 def _default_grid(
     module: torch.nn.Module, parameters: list[torch.nn.Parameter], rank_and_world_size: tuple[int, int]
 ) -> Grid:
-    """Returns the ranks with a module's plain tensors: DDP's group, else its DTensors' mesh, else all ranks."""
+    """Returns the ranks with a module's plain tensors: DDP's group, else its DTensors' mesh, else all."""
     for _, owner in iter_modules(module):
         if isinstance(owner, torch.nn.parallel.DistributedDataParallel):
             import torch.distributed as dist
@@ -385,7 +385,7 @@ def _leaves_by_own_name(leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _assemble(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mapping[str, SavedTensor]) -> Any:
-    """Fills a tree with stand-ins; a tensor subclass becomes a dict of its inner tensors, a class its name."""
+    """Fills a tree with stand-ins; tensor subclasses become dicts of inner tensors, classes their names."""
     if isinstance(tree, TensorPlaceholder):
         if tree.name in tensors or not (tree.facts or {}).get("class"):
             return stand_in(tree.name)
@@ -475,9 +475,9 @@ def _looks_like_module(subtree: Any) -> bool:
 
 
 def _nested_optimizer(subtree: Any) -> dict[str, Any] | None:
-    """Returns an optimizer's state dict in nested form, also from flat keys like `state.layer.weight.exp_avg`.
+    """Returns an optimizer's state dict in nested form; None if it is not an optimizer's.
 
-    None if it is not an optimizer's.
+    Flat keys such as `state.layer.weight.exp_avg` are accepted too.
     """
     if not isinstance(subtree, Mapping) or not subtree:
         return None

@@ -238,7 +238,7 @@ def _build_flat_state(
 
 
 def _reject_regrouped(optimizer: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> None:
-    """Raises StateMismatch if a parameter moved to another group while the number of groups stayed the same.
+    """Raises StateMismatch if a parameter moved to another group since it was saved.
 
     It would silently get the other group's learning rate and decay. The saved runs can only be mapped to names if the
     rank that wrote them had every parameter; otherwise nothing is checked.
@@ -693,7 +693,7 @@ _REMEDY = "keep it as tensors, numbers and text under text keys, or leave it out
 
 
 def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
-    """Returns the optimizer that has the state, and the ids of parameters with state on this rank (None: all).
+    """Returns the optimizer that has the state, and the ids of this rank's parameters (None: all).
 
     torch's ZeroRedundancyOptimizer gives each rank the state of some parameters.
     """

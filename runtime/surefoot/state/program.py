@@ -329,7 +329,7 @@ class Program:
             notices.append(f"the checkpoint has {name}, which this program lacks: it is left out")
 
     def _may_be_left_out(self, name: str, fit: AllowedDifferences) -> bool:
-        """Returns whether a tensor may be left out, by its own name or as state of a parameter that may differ."""
+        """Returns whether a tensor may be left out, by its name or as state of a parameter that may differ."""
         return fit.may_differ(name) or fit.may_differ(name.partition("/")[2].rpartition("/")[0])
 
     def _select_targets(
@@ -364,7 +364,7 @@ class Program:
             objects.seed_generators(int(shared["seed"]), self._rank, step)
 
     def _ownership_digests(self, parts: Mapping[str, Any]) -> dict[str, str]:
-        """Returns a digest for each shared object and a marker for each per-rank one; objects to reset are left out."""
+        """Returns a digest for each shared object and a marker for each per-rank one, unless it is reset."""
         digests = {}
         for name, inlined in self._inlined.items():
             if name in self._reset_on_resize or inlined.whose == "divided":

@@ -141,7 +141,7 @@ def flat_handle(module: torch.nn.Module, rank: int, clean_name: Any) -> FlatHand
 
 
 def _ranks_with_same_shard(module: Any, handle: Any, rank: int) -> Grid:
-    """Returns the ranks with the same shard: this one, hybrid sharding's replicas, or all without sharding."""
+    """Returns the ranks with the same shard: this one, hybrid sharding's replicas, or all if unsharded."""
     import torch.distributed as dist
 
     if not handle.uses_sharded_strategy:
@@ -413,7 +413,7 @@ def _rule(mesh: DeviceMesh, placements: tuple[Any, ...], rank: int) -> ShardingR
 
 
 def _other_dimensions(mesh: DeviceMesh, grid: Grid, rank: int) -> list[tuple[int, int, int]]:
-    """Returns (size, stride, this rank's coordinate) of the root mesh's dimensions that `mesh` does not span."""
+    """Returns (size, stride, this rank's coordinate) of root mesh dimensions that `mesh` does not span."""
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     root_grid = grid_of_mesh(root)
     coordinate = root_grid.coordinate(rank)

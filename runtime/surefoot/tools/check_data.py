@@ -51,7 +51,7 @@ def kind_of(paths: list[str]) -> tuple[str, list[str]]:
 
 
 def _kind_of_folder(folder: str) -> tuple[str, str]:
-    """Returns the kind and path pattern of a folder's files: MDS by its index, else by the only known ending."""
+    """Returns kind and path pattern of a folder's files: MDS by its index, else by the only known ending."""
     names = names_of(f"{glob.escape(folder)}/*")
     if not names or f"{folder}/index.json" in names:
         return "mds", folder  # an empty or missing folder too: the source's error names the missing index
@@ -103,7 +103,7 @@ def _comparable(sample: Any) -> str | None:
 
 
 def verdict(source: DataSource, args: argparse.Namespace) -> str:
-    """Describes the world sizes that can read a source; raises ConfigurationError with advice if there are none."""
+    """Describes the world sizes that can read a source; raises ConfigurationError if there are none."""
     stream = ElasticStream(
         source, args.global_batch_size, lanes=args.lanes, lane_groups=args.lane_groups, rank=0, num_replicas=1
     )

@@ -29,7 +29,7 @@ _NATIVE |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Describes the difference of two tensors; `largest` None: not finite, or of a type without subtraction."""
+    """Describes the difference of two tensors; `largest` None: not finite, or not subtractable."""
 
     name: str
     equal: bool

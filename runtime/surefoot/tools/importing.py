@@ -28,7 +28,7 @@ from surefoot.tools.rank_streams import ReadBox, bands_of, open_tier, write_save
 
 
 def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
-    """Returns a DCP folder's stored chunks, its values, and a reader of one chunk; `name`: see `Folder.parts`."""
+    """Returns a DCP folder's stored chunks, its values, and a reader of one chunk."""
     folder = Folder(path)
     imported = folder.parts(name)
     parts = []

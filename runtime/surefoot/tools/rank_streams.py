@@ -204,7 +204,10 @@ def saved_tensors(reader: CheckpointReader) -> dict[str, SavedTensor]:
 
 
 def _split_shape(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterator[Box]:
-    """Yields boxes of at most `limit_bytes` (or one element), in row-major order; one empty box for an empty tensor."""
+    """Yields boxes of at most `limit_bytes` (or one element), in row-major order.
+
+    An empty tensor has one empty box.
+    """
     if prod(shape) * item_bytes <= limit_bytes or not shape:
         yield Box.whole(shape)
         return
