@@ -265,7 +265,7 @@ def phase_of(membership: Membership | None, is_member: bool, created_seconds: fl
     if membership is not None and is_member:
         start_seconds = membership.changed_seconds
         phase = (
-            "stopped until the new membership begins"
+            "stopped until the new world begins"
             if membership.state == "Claimed"
             else "restoring and making its first step"
         )
