@@ -52,7 +52,7 @@ class Line(AgentConnection):
         super().__init__(cast(Any, None), cast(Any, Unplugged()), 1, shared)
         self.characters = self.messages = 0
 
-    def _put(self, text: str) -> None:
+    def _queue_text(self, text: str) -> None:
         self.characters += len(text)
         self.messages += 1
 

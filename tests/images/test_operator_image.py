@@ -64,7 +64,7 @@ def test_an_api_server_that_does_not_answer_is_named_and_asked_again(
 
 def test_the_companion_readies_the_redis_beside_it(built: Built, containers: Containers) -> None:
     """The pod of the memory tier: two containers, one network. Redis is the one that the runtime's image has."""
-    redis = "import os, sys; from surefoot.memory_server.server_process import find_program; program = find_program(); os.execv(program, [program, *sys.argv[1:]])"
+    redis = "import os, sys; from surefoot.memory_server.server_process import find_server_program; program = find_server_program(); os.execv(program, [program, *sys.argv[1:]])"
     settings = ("--save", "", "--maxmemory", "64mb", "--dir", "/data")
     with (
         containers.running(built.runtime, "python", "-c", redis, *settings, options=("--tmpfs", "/data")) as holder,

@@ -60,6 +60,6 @@ async def test_under_an_agent_a_second_round_is_refused_by_name(coordinator: Fak
         await coordinator.launch(1, 0)
         exited = await coordinator.until(0, TrainerFailure)
         assert (exited.code, exited.is_secondary) == (1, False)
-        assert "epoch 1 had its round" in agent.log(1, 0)
+        assert "generation 1 already had its rendezvous" in agent.log(1, 0)
     finally:
         await agent.end()

@@ -56,7 +56,7 @@ def protect_trainer(trainer: Trainer, global_batch_size: int, **options: Any) ->
     accumulated = trainer.args.gradient_accumulation_steps
     if global_batch_size % accumulated:
         raise ConfigurationError(
-            f"global_batch={global_batch_size} is no multiple of gradient_accumulation_steps={accumulated}"
+            f"global_batch_size={global_batch_size} is no multiple of gradient_accumulation_steps={accumulated}"
         )
     missing = [name for name in _OVERRIDDEN if not callable(getattr(trainer, name, None))]
     if missing:

@@ -94,8 +94,8 @@ def step_events(previous: RankStatus | None, status: RankStatus) -> dict[str, st
     """Describes the events since the previous step, as texts by tag. Pure."""
     texts = {}
     if previous is None:
-        start_text = f"goes on from step {status.restored_step}" if status.restored_step else "begins"
-        texts["surefoot/world"] = f"epoch {status.generation}: a world of {status.world_size} {start_text}"
+        start_text = f"continues from step {status.restored_step}" if status.restored_step else "begins at step 0"
+        texts["surefoot/world"] = f"generation {status.generation}: {status.world_size} ranks, {start_text}"
     if status.saved_step > (0 if previous is None else previous.saved_step):
         texts["surefoot/checkpoint"] = f"step {status.saved_step} is copied, and goes to its tiers"
     return texts

@@ -55,7 +55,7 @@ class AgentRendezvous(RendezvousHandler):
         generation = self._environment["SUREFOOT_GENERATION"]
         if self._is_served:
             raise RendezvousClosedError(
-                f"epoch {generation} had its round: torchrun's own restarts open none, the coordinator does; "
+                f"generation {generation} already had its rendezvous: the coordinator starts the next one, not torchrun; "
                 "run torchrun with --max-restarts=0"
             )
         if self._environment.get("LOCAL_WORLD_SIZE", "1") != "1":

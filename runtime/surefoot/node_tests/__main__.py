@@ -33,7 +33,7 @@ def run_tests(host: str, folder: Path, is_faulty: bool) -> Iterator[NodeTestResu
     except ImportError as error:
         yield NodeTestResult("matmul", "unknown", text=f"the processor could not be tested: {error}")
         return
-    matrix_a, matrix_b, product = compute.operands()
+    matrix_a, matrix_b, product = compute.build_operands()
     yield compute.try_memory()
     yield compute.try_processor(matrix_a, matrix_b, product + is_faulty)
     if _GPU_FILE.exists():

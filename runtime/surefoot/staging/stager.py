@@ -542,7 +542,7 @@ class Stager:
     def _background_nice(self) -> int:
         """Returns the niceness for background copies: the highest from which it may be lowered again.
 
-        Most containers do not allow that; the thread then gets `STUCK_NICE`, or keeps the process' own higher niceness.
+        Most containers do not allow that; the thread then gets `FALLBACK_NICE`, or keeps the process' own higher niceness.
         """
         thread_id = threading.get_native_id()
         normal = os.getpriority(os.PRIO_PROCESS, thread_id)

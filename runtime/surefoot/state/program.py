@@ -96,7 +96,7 @@ class Program:
         unknown = unknown or [name for name in anew if name not in objects]
         if unknown:
             raise ConfigurationError(
-                f"{'anew' if unknown[0] in anew else 'local'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
+                f"{'reset_on_resize' if unknown[0] in anew else 'per_rank'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
             )
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
         lazy_ids = self._optimized_ids()
@@ -226,13 +226,13 @@ class Program:
                 raise StateMismatch(
                     f"{name} ({kind}) is each rank's own state, and {resized}: it cannot be divided among them. Train with"
                     f" {saved_world} ranks, use surefoot.ElasticLoader, give it load_state_dicts(states, rank, world), or"
-                    f" accept with Checkpointer(anew=({name!r},)) that samples are lost and repeated"
+                    f" accept with Checkpointer(reset_on_resize=({name!r},)) that samples are lost and repeated"
                 )
             elif name in tied:
                 raise StateMismatch(
                     f"{name} ({kind}) did not have the same values on all ranks, and {resized}: whose they should be is"
-                    f" not known. Train with {saved_world} ranks, make them equal before step(), or let it begin anew with"
-                    f" Checkpointer(anew=({name!r},))"
+                    f" not known. Train with {saved_world} ranks, make them equal before step(), or reset it at a resize with"
+                    f" Checkpointer(reset_on_resize=({name!r},))"
                 )
         return notices
 

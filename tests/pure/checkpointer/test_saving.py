@@ -29,17 +29,17 @@ class Memory:
         self._memory, self._slot_bytes = bytearray(SLOTS * slot_bytes), slot_bytes
         return memoryview(self._memory), SLOTS, slot_bytes
 
-    def free_slot(self, wait_seconds: float) -> int | None:
+    def wait_for_free_slot(self, wait_seconds: float) -> int | None:
         self._next = (self._next + 1) % SLOTS
         return self._next
 
     def hand_over_slot(self, message: Staged) -> None:
         self.sealed.append(message)
 
-    def flush(self, seconds: float) -> bool:
+    def wait_for_flush(self, seconds: float) -> bool:
         return True
 
-    def notify(self, reason: str, text: str) -> None:
+    def report_notice(self, reason: str, text: str) -> None:
         raise AssertionError(f"{reason}: {text}")
 
     def stream(self) -> bytes:

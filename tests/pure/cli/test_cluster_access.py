@@ -78,7 +78,7 @@ async def test_a_pod_with_labels_of_nobody_is_named_and_the_others_are_shown(ser
     server.keep("/api/v1/namespaces/team/pods/strange", strange)
     found = await read_view(cluster(server), "gpt")
     assert len(found.workers) == 2
-    assert "never sets" in found.unread[0]
+    assert "has an invalid or missing label" in found.unread[0]
 
 
 async def test_a_job_that_is_not_there_is_named_with_its_namespace(server: FakeApi) -> None:

@@ -127,7 +127,7 @@ CALLS = st.builds(
     call=st.sampled_from(("all_reduce", "all_to_all")),
     tensors=st.sampled_from(("", "Float[4]")),
     state=st.sampled_from(("finished", "scheduled", "started")),
-    pairwise=st.booleans(),
+    is_pairwise=st.booleans(),
 )
 
 

@@ -64,7 +64,7 @@ class Talkative:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
         nothing = cast(Any, None)
-        fabric = cast(Any, type("Fabric", (), {"record": None}))
+        fabric = cast(Any, type("Fabric", (), {"record_events": None}))
         parts = Dependencies(fabric, nothing, nothing, nothing, OperatorSettings(), time.time, nothing)
         self.reconciler, self.now, self.words, self.ended = Reconciler(parts), 0.0, words, False
         self._loop = asyncio.get_running_loop()

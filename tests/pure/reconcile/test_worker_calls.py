@@ -61,7 +61,7 @@ class Recorder:
     async def apply_pod_group(self, action: ApplyPodGroup) -> None:
         await self._call(f"keep {action.group.gang}")
 
-    async def remove_group(self, removed: DeletePodGroup) -> None:
+    async def delete_pod_group(self, removed: DeletePodGroup) -> None:
         await self._call(f"remove {removed.gang}")
 
     async def set_finalizer(self, present: bool) -> None:

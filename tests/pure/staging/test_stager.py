@@ -56,13 +56,13 @@ class DeviceWork:
     def __init__(self) -> None:
         self.done = threading.Event()
 
-    def let_training_wait(self) -> None:
+    def make_training_wait(self) -> None:
         """A device's stream waits; the host does not."""
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.done.is_set()
 
-    def changed(self) -> tuple[str, ...]:
+    def changed_names(self) -> tuple[str, ...]:
         self.done.wait()
         return ()
 

@@ -85,7 +85,7 @@ class FakeLink:
         return self.at_level
 
     def report_restore(
-        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+        self, step: int, source: str, size_bytes: int, seconds: float, anomalies: AnomalyRun = NO_ANOMALIES
     ) -> None:
         self.order.append(f"restored {step}")
 
@@ -101,5 +101,5 @@ class FakeLink:
     def disable_after_fork(self) -> None:
         self.order.append("disowned")
 
-    def close(self, step: int, offered: bool = False) -> None:
-        self.closed, self.offered = step, offered
+    def close(self, step: int, save_requested: bool = False) -> None:
+        self.closed, self.offered = step, save_requested

@@ -226,7 +226,7 @@ def _slowest_timing(facts: MembershipFacts, field: str) -> float | None:
 def _choose_interval(
     facts: MembershipFacts, request: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
 ) -> SaveInterval | None:
-    """Chooses an interval, or keeps the present one for `DWELL_SECONDS` after its start."""
+    """Chooses an interval, or keeps the present one for `MIN_INTERVAL_LIFETIME_SECONDS` after its start."""
     if present is not None and present.steps != request.base_steps << present.exponent:
         present = None  # it was chosen for an earlier spec
     decision = choose_exponent(request, inputs, present.exponent if present is not None else None)

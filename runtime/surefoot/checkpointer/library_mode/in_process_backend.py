@@ -121,7 +121,7 @@ class InProcessBackend:
         return 0
 
     def report_restore(
-        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+        self, step: int, source: str, size_bytes: int, seconds: float, anomalies: AnomalyRun = NO_ANOMALIES
     ) -> None:
         log.info("restored step %d from %s: %d bytes in %.2f s", step, source, size_bytes, seconds)
 
@@ -149,7 +149,7 @@ class InProcessBackend:
     def wait_for_flush(self, wait_seconds: float) -> bool:
         return self._drain is None or self._drain.wait_until_idle(wait_seconds)
 
-    def close(self, step: int, offered: bool = False) -> None:
+    def close(self, step: int, save_requested: bool = False) -> None:
         """Gives up what is not yet written (call flush before) and ends every thread."""
         self._end_drain(0.0)
         if self._targets.retention is not None:

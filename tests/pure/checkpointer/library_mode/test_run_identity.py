@@ -124,7 +124,7 @@ def train(folder: Path, steps: int, checkpointer: Checkpointer | None = None) ->
     for _ in range(steps):
         checkpointer.train(next(checkpointer.batches).data)  # type: ignore[attr-defined]
         checkpointer.step(1.0)
-        checkpointer._backend.flush(5.0)
+        checkpointer._backend.wait_for_flush(5.0)
     return checkpointer
 
 

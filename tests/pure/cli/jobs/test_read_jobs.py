@@ -68,7 +68,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_folder_is_named(folder: RunFolder) -> None:
     folder.node_file("node-0").write_text("{}")
-    with pytest.raises(PlatformError, match="was a file edited"):
+    with pytest.raises(PlatformError, match="no file was edited"):
         read_run(folder.root)
 
 

@@ -132,7 +132,7 @@ class FakeMachine(SimpleNamespace):
         self.calls.append(f"trainer {node}")
         return node in self.busy
 
-    def ask_trainers(self, node: str, kind: str, text: str = "") -> bool:
+    def inject_trainer_fault(self, node: str, kind: str, text: str = "") -> bool:
         self.calls.append(f"{kind} {node} {text}")
         return True
 

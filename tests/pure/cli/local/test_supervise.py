@@ -19,7 +19,7 @@ def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest
 
     monkeypatch.setattr(supervise, "checkpoint_bytes", fails)
     progress = SimpleNamespace(status=SimpleNamespace(last_complete=Checkpoint(1, 10)), checkpoint_bytes=7)
-    machine = SimpleNamespace(frozen=set(), node_record=lambda name: None)
+    machine = SimpleNamespace(frozen_nodes=set(), read_node_record=lambda name: None)
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("n",), job=SimpleNamespace(uid="u"))
     supervisor = supervise.Supervisor(scene, (), lambda: None, lambda *_: None, StopRequest())
     supervisor.measure_checkpoint()
@@ -38,7 +38,7 @@ def _over_nodes(tmp_path: Path, ends: dict[str, int], left: bool) -> tuple[super
     told: list[str] = []
     (tmp_path / "node-0.log").write_text("Traceback\nOSError: [Errno 28] No space left on device\n")
     machine = SimpleNamespace(
-        folder=SimpleNamespace(logs=tmp_path), unexpected_ends=lambda: ends, has_nodes=lambda: left
+        folder=SimpleNamespace(logs_folder=tmp_path), collect_unexpected_exits=lambda: ends, has_nodes=lambda: left
     )
     progress = SimpleNamespace(status=SimpleNamespace(phase="Pending"))
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("node-0",), job=None)
@@ -64,7 +64,7 @@ def _over_operator(tmp_path: Path) -> tuple[supervise.Supervisor, SimpleNamespac
     """An operator that has ended whenever it is looked at."""
     told: list[str] = []
     machine = SimpleNamespace(
-        folder=SimpleNamespace(logs=tmp_path), operator_exit_code=lambda: 1, start_operator=lambda: None
+        folder=SimpleNamespace(logs_folder=tmp_path), operator_exit_code=lambda: 1, start_operator=lambda: None
     )
     progress = SimpleNamespace(finished_step=0)
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=(), job=None)

@@ -62,7 +62,12 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
     for _ in range(ROUNDS):
         seen = await fabric.observe()
     assert (len(seen.workers), seen.status.serial) == (WORKERS, 1)
-    assert read == {"parse_job": 1, "status_from_json": 1, "observe_worker": WORKERS, "is_of": WORKERS * ROUNDS}
+    assert read == {
+        "parse_job": 1,
+        "status_from_json": 1,
+        "observe_worker": WORKERS,
+        "is_controlled_by": WORKERS * ROUNDS,
+    }
     cache.jobs._apply_event("MODIFIED", job(2, serial=2))
     assert (await fabric.observe()).status.serial == 2
     assert (read["parse_job"], read["status_from_json"]) == (1, 2)
