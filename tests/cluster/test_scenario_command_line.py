@@ -130,7 +130,7 @@ def test_who_may_edit_suspends_and_resumes_and_no_step_is_lost(
     assert "suspended" in editor.gets("describe", name)
     assert "is Running" in editor.gets("resume", name, "--wait", "60")
     job.wait_training(3)
-    stage.check(job, Row("suspended and resumed by command", steps_lost=0, worlds=[struck.world, job.membership]))
+    stage.check(job, Row("suspended and resumed by command", steps_lost=0, worlds=[struck.world, job.world]))
 
 
 def test_who_may_edit_goes_back_within_the_job_and_makes_the_same_steps_again(

@@ -51,7 +51,7 @@ def waits_for_a_place(job: Job, struck: Struck) -> int:
     """The step at which it stands: the last that any rank made."""
     job.wait("it waits for a place", lambda: job.is_claimed() and "once enough workers run" in job.status.message)
     job.ledger.look()
-    stood = max(line.step for line in job.ledger.lines[struck.generation])
+    stood = max(line.step for line in job.ledger.lines[struck.epoch])
     assert f"training continues from step {stood} once" in job.status.message, job.said()
     return stood
 
@@ -61,7 +61,7 @@ def began_at(job: Job, stood: int, struck: Struck) -> None:
     parent = job.lineage()[-1].parent
     assert parent is not None
     assert parent.step == stood, job.said()
-    noted = [i for i in job.incidents() if i.generation >= struck.generation]
+    noted = [i for i in job.incidents() if i.generation >= struck.epoch]
     assert {(i.kind, i.steps_lost) for i in noted} == {("planned", 0)}, noted
 
 
@@ -90,7 +90,7 @@ def test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step(st
         job.wait_training(2, 10)
         struck = drain(stage, job, faults.victim(job, stage.installed))
         stood = waits_for_a_place(job, struck)
-    job.wait("a world goes on", lambda: job.generation > struck.generation)
+    job.wait("a world goes on", lambda: job.epoch > struck.epoch)
     began_at(job, stood, struck)
     row = Row(
         "node drained, elastic, at its minimum", worlds=[3, 2, 0, 3], whole_again_seconds=stage.whole_again(job, first)
@@ -110,7 +110,7 @@ def test_every_node_is_drained_in_turn_and_no_step_is_lost(stage: Stage) -> None
     for node in stage.installed.facts.node_names:
         with cordoned(stage):
             struck = drain(stage, job, node)
-            job.wait("the others train on", lambda struck=struck: job.generation > struck.generation and job.trains(2))
+            job.wait("the others train on", lambda struck=struck: job.epoch > struck.epoch and job.trains(2))
         stage.whole_again(job, struck)
     noted = [i for i in job.incidents() if i.generation >= first.epoch]
     assert {(i.kind, i.steps_lost) for i in noted} == {("planned", 0)}, noted

@@ -174,7 +174,7 @@ async def test_a_reply_behind_a_loop_that_was_busy_is_no_silence(fleet: Fleet) -
     asked: list[asyncio.Future[object]] = []
 
     def busy() -> None:
-        asked.append(line._send(("PING",)))
+        asked.append(line._send_command(("PING",)))
         time.sleep(0.8)
 
     asyncio.get_running_loop().call_soon(busy)

@@ -28,7 +28,7 @@ def test_a_start_that_fails_is_that_workers_alone(tmp_path: Path, given: dict[st
         path.mkdir(parents=True)
     fields = {"command": ("python", "train.py"), "environment": {}, **given}
     record = WorkerRecord("j-0-1", "u", 0, 1, 0.0, **fields)  # type: ignore[arg-type]  # what no parser lets through
-    Node(folder, "node-0", None)._start(record)
+    Node(folder, "node-0", None)._start_agent(record)
     body = read_json(folder.worker_state_file("j-0-1"))
     assert body is not None
     state = WorkerState(**body)

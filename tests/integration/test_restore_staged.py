@@ -176,14 +176,14 @@ def test_what_lies_in_a_neighbours_staging_memory_is_restored_from_it(
     with trainer(1, monkeypatch) as (_, model):
         saved = weights(model)
     agent.local = 1
-    check = Fetch._check
+    check = Fetch._verify
 
     def check_and_spoil(*arguments: Any) -> None:
         check(*arguments)
         if written_while_read:
             agent.spoil()
 
-    monkeypatch.setattr(Fetch, "_check", check_and_spoil)
+    monkeypatch.setattr(Fetch, "_verify", check_and_spoil)
     with trainer(2, monkeypatch) as (_, model):
         assert all(torch.equal(a, b) for a, b in zip(saved, weights(model), strict=True))
     assert agent.restored[1].source == "staging"

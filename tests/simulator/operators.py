@@ -221,7 +221,7 @@ class Operator:
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True
-        uploads = {e.worker: said.UploadSave(e.epoch, e.saves) for e in errands if isinstance(e, act.UploadSaves)}
+        uploads = {e.worker: said.UploadSave(e.generation, e.saves) for e in errands if isinstance(e, act.UploadSaves)}
         todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, act.UploadSaves))]
         if uploads or self.sessions.requests.uploads:
             todo.append(Uploads(uploads))
