@@ -145,7 +145,7 @@ CASES = {
         ),
         labels='node="a"',
     ),
-    "SurefootMemoryServerUnreachable": one(of_job("surefoot_memory_servers", 'state="Silent"'), "1x120", "0x120"),
+    "SurefootMemoryServerUnreachable": one(of_job("surefoot_memory_servers", 'state="Unreachable"'), "1x120", "0x120"),
     "SurefootNoLeader": Case(
         (
             ('surefoot_operator_leader{instance="a",shard="0"}', "1x120"),

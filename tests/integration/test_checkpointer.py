@@ -257,3 +257,35 @@ def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
         "the loss of step 2 is nan",
         "the loss of step 5 is -inf",
     ]
+
+
+def test_calls_after_close_are_refused() -> None:
+    model, optimizer = parts(3)
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, link=FakeLink())
+    checkpointer.restore()
+    checkpointer.close()
+    for call in (checkpointer.step, checkpointer.restore, checkpointer.save_now):
+        with pytest.raises(
+            ConfigurationError, match=rf"{call.__name__}\(\) was called after close\(\): nothing is saved"
+        ):
+            call()
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("loss", [{"loss": 1.0}, torch.ones(3), "0.1"], ids=["dict", "vector", "text"])
+def test_what_is_no_loss_is_refused_in_words(loss: Any) -> None:
+    model, optimizer = parts(3)
+    with Checkpointer(model=model, optimizer=optimizer, link=FakeLink()) as checkpointer:
+        checkpointer.restore()
+        with pytest.raises(ConfigurationError, match=rf"step\(\) was given a {type(loss).__name__}.* as the loss"):
+            checkpointer.step(loss)
+
+
+def test_a_state_restored_in_inference_mode_can_be_trained(tmp_path: Any) -> None:
+    for life in range(2):
+        model, optimizer = parts(3)
+        checkpointer = Checkpointer(model=model, optimizer=optimizer, folder=str(tmp_path), interval_steps=1)
+        with torch.inference_mode():
+            assert checkpointer.restore() == 2 * life
+        train(checkpointer, model, optimizer, 2)
+        checkpointer.close()

@@ -221,10 +221,15 @@ class Checkpointer:
             StateMismatch: names the first difference that is not allowed.
             Unreadable: no copy of some byte is good, and no older checkpoint may be taken.
         """
-        self._reject_in_child("restore")
+        self._reject_when_closed("restore")
         self._open_step = None
         fit = AllowedDifferences(strict, tuple(optional), convert_dtypes)
-        self._step = restoring.restore(self._program, self._connected, self._share, fit)
+        # tensors that are made in inference mode could not be trained; of a model that was made in it they must be
+        is_inference = torch.is_inference_mode_enabled() and any(
+            entry.local_part().is_inference() for entry in self._program.weights()
+        )
+        with torch.inference_mode(is_inference):
+            self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
         self._losses.load_history(self._program)
         skip_batches(self._named, self._backend)
@@ -252,7 +257,7 @@ class Checkpointer:
             OtherWriter: without an agent, another program has begun a newer generation in this job's folder.
             StateNotRestorable: an object's state could be saved and not restored.
         """
-        self._reject_in_child("step")
+        self._reject_when_closed("step")
         self._thread = threading.get_ident()
         if not self._restored and not self._stepped:
             usage_checks.require_restored(self._backend.attached.parent)
@@ -388,7 +393,7 @@ class Checkpointer:
         Returns:
             False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
-        self._reject_in_child("save_now")
+        self._reject_when_closed("save_now")
         if not self._saves.may_save(self._step):
             return False
         self._save_generators()
@@ -504,6 +509,14 @@ class Checkpointer:
     def _reject_in_child(self, call: str) -> None:
         if self._disowned:
             raise usage_checks.called_in_child(call)
+
+    def _reject_when_closed(self, call: str) -> None:
+        self._reject_in_child(call)
+        if self._closed:
+            raise ConfigurationError(
+                f"{call}() was called after close(): nothing is saved any more. Call close() after the last step, or build"
+                " another Checkpointer"
+            )
 
     def _before_change(self) -> None:
         if self._disowned:

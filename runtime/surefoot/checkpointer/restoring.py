@@ -384,7 +384,8 @@ def _prepare(
     try:
         return program.prepare(*values, saved_tensors(reader, mine))
     except StateMismatch:
-        return program.prepare(*values, saved_tensors(reader, mine, every=True))
+        pass  # planned again below, so that an error comes once
+    return program.prepare(*values, saved_tensors(reader, mine, every=True))
 
 
 def _report_differences(link: SaveBackend, told: list[str]) -> None:

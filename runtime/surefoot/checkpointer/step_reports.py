@@ -19,6 +19,7 @@ from surefoot import metrics
 from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.usage_checks import StateGuard, check_pause_arguments
+from surefoot.errors import ConfigurationError
 from surefoot.fault_files import consume_fault, fault_file
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import PauseReport, StepReport
@@ -183,8 +184,24 @@ def _number(value: float) -> float:
 
 
 def plain_number(value: torch.Tensor | float | None) -> float | None:
-    """The value as a number, whatever it was given as."""
-    return None if value is None else float(value.detach() if isinstance(value, torch.Tensor) else value)
+    """Returns a loss or norm as a number.
+
+    Raises:
+        ConfigurationError: It is a dict of losses, a tensor of several elements, a text or the like.
+    """
+    if value is None:
+        return None
+    kind = type(value).__name__
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        raise ConfigurationError(
+            f"step() was given a {kind}{shape} as the loss: give the number, or tensor of one element, that backward() was"
+            " called on, as step(loss)"
+        ) from error
 
 
 # ---- step reports ----------------------------------------------------------------------------------------------------

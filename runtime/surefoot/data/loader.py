@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.consumed_batches import BeforeBatch
-from surefoot.data.sample_order import sample_generator, sample_seed
+from surefoot.data.sample_order import sample_seed
 from surefoot.data.sampler import BatchSequence, ElasticSampler, RankBatch
+from surefoot.data.seeded_samples import BatchKeys, SeededSamples, WorkerStart
 from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -168,8 +169,7 @@ class ElasticLoader:
             else ElasticSampler(dataset, global_batch_size or 0, **how)
         )
         self.sampler.mark_source(dataset)
-        self._samples = dataset if transform is None else _Transformed(dataset, transform, seed)
-        self._collate = collate_fn
+        self._samples = SeededSamples(dataset, collate_fn or default_collate_function(), transform, seed)
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
             "pin_memory": pin_memory,
@@ -292,15 +292,12 @@ class ElasticLoader:
         self.sampler.load_state_dict(state)
 
     def _loaded(self, begin: int) -> Iterator[tuple[RankBatch, Any]]:
-        collate, samples = self._collate or default_collate_function(), self._samples
-        several = getattr(samples, "__getitems__", None)
         for part in self.sampler.rank_batches(begin):
-            keys = _keys(samples, part)
-            yield part, collate([samples[key] for key in keys] if several is None else several(keys))
+            yield part, self._samples.__getitems__(_keys(part))
 
     def _loaded_ahead(self, begin: int) -> Iterator[tuple[RankBatch, Any]]:
         if self._ahead is None:
-            self._ahead = _ReadAhead(self.sampler, self._samples, self._collate, self._options)
+            self._ahead = _ReadAhead(self.sampler, self._samples, self._options)
         return self._ahead.loaded(begin)
 
 
@@ -315,21 +312,22 @@ class _ReadAhead:
     def __init__(
         self,
         sampler: ElasticSampler | BatchSequence,
-        samples: Any,
-        collate: Callable[[list[Any]], Any] | None,
+        samples: SeededSamples,
         options: Mapping[str, Any],
     ) -> None:
         import torch
         from torch.utils.data import DataLoader
 
-        self._sampler, self._samples, self._begin = sampler, samples, 0
+        self._sampler, self._begin = sampler, 0
+        if options["num_workers"]:
+            options = {**options, "worker_init_fn": WorkerStart(options["worker_init_fn"])}
         self._asked = deque[RankBatch]()
         # else its workers' seed is drawn from the global generator, once more in each life of a program
         self._generator = torch.Generator()
         self._loader: DataLoader[Any] = DataLoader(
-            samples,
+            samples,  # type: ignore[arg-type]  # map-style by protocol
             batch_sampler=_Keys(self),
-            collate_fn=collate or default_collate_function(),
+            collate_fn=_as_it_is,
             generator=self._generator,
             **options,
         )
@@ -347,7 +345,7 @@ class _ReadAhead:
         asked = self._asked
         for part in self._sampler.rank_batches(self._begin):
             asked.append(part)
-            yield _keys(self._samples, part)
+            yield _keys(part)
 
 
 class _Keys:
@@ -385,31 +383,13 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-class _Transformed:
-    """The dataset behind a share's first position and sample numbers, transformed; picklable if its parts are."""
-
-    def __init__(self, dataset: Any, transform: Callable[[Any, torch.Generator], Any], seed: int) -> None:
-        self._dataset, self._transform, self._seed = dataset, transform, seed
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        raise TypeError("a sample is transformed by its position: __getitems__ is told it")
-
-    def __getitems__(self, keys: tuple[int, list[int]]) -> list[Any]:
-        """A batch at once, as torch's fetcher asks for it; of a data set that can give one, as Hugging Face's, likewise."""
-        first, indexes = keys
-        dataset, transform, seed = self._dataset, self._transform, self._seed
-        several = getattr(dataset, "__getitems__", None)
-        samples = [dataset[index] for index in indexes] if several is None else several(indexes)
-        return [transform(one, sample_generator(seed, position)) for position, one in enumerate(samples, first)]
+def _keys(part: RankBatch) -> BatchKeys:
+    return BatchKeys(part.positions.start, list(part.indexes))
 
 
-def _keys(samples: Any, part: RankBatch) -> Any:
-    """What a data set is asked for, as torch's fetcher does: sample numbers, and of a transformed one where they are."""
-    indexes = list(part.indexes)
-    return (part.positions.start, indexes) if isinstance(samples, _Transformed) else indexes
+def _as_it_is(batch: Any) -> Any:
+    """Collates nothing: `SeededSamples` has done it, while the generators are seeded."""
+    return batch
 
 
 def default_collate_function() -> Callable[[list[Any]], Any]:

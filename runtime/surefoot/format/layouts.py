@@ -391,6 +391,7 @@ class LayoutFamily:
         return self._holdings_by_key[key]
 
     def _compute_holdings(self, rank: int, same_grids: tuple[Grid, ...]) -> _Holdings:
+        """Computes the boxes that a rank has of every tensor in the layout."""
         holdings: list[HeldBox] = []
         tensors: dict[str, TensorLayout] = {}
         boxes: dict[tuple[int, tuple[int, ...]], list[Box]] = {}  # many tensors have one shape
@@ -398,7 +399,7 @@ class LayoutFamily:
             zip(self.layout.tensors, self._spread.rule_indices, strict=True)
         ):
             size = itemsize(tensor.dtype)
-            if rule_number == OWN:
+            if rule_number == OWN:  # the tensor of another rank has that rank in its name
                 name = tensor.name.replace(f"local/{self.of}/", f"local/{rank}/", 1)
                 tensors[name] = tensor
                 holdings.append(HeldBox(name, Box.whole(tensor.shape), size, Grid.alone(rank), "lowest"))

@@ -313,7 +313,7 @@ def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, dep
 
 
 def _encode_classed(value: Any, kind: type, path: str, each: Callable[[Any, str], Any]) -> dict[str, Any] | None:
-    """Encodes classes, functions, and objects of enums, dataclasses, named tuples and namespaces."""
+    """Encodes classes, functions, and objects of enums, dataclasses, named tuples and namespaces; None for others."""
     if kind is NamedObject:
         return {TAG: "name", "of": str(value)}
     if is_nameable(value):

@@ -174,6 +174,7 @@ class Tiling:
         clipped = wanted.intersect(Box.whole(self.lengths))
         if clipped is None:
             return []
+        # dimensions after `split` are covered completely, so that runs along `split` are contiguous
         counts = self.tiles
         low = [o // t for o, t in zip(clipped.offsets, self.tile, strict=True)]
         high = [ceil(stop / t) for stop, t in zip(clipped.stops, self.tile, strict=True)]

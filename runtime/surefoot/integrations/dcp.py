@@ -217,6 +217,7 @@ class SurefootWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Stages this rank's items and waits until they are in the tiers; raises TierError if they are not."""
         staging = _staging.get(self._options)
         if staging is None:
             raise RuntimeError("write_data was called on a Writer that DCP has not set up")
@@ -421,6 +422,7 @@ class SurefootReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads all items of the plan at once, then hands them to DCP's planner one by one."""
         if self._reader is None:
             raise RuntimeError("read_data was called on a Reader whose metadata DCP has not read")
         entries, finishers = [], []

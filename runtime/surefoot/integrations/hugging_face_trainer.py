@@ -116,6 +116,7 @@ class _ProtectedTrainer:
         self._original_methods["_init_training_state"](max_steps, steps_in_epoch, epochs, resumed, trial)
         self._prepared_training = self._original_methods["_prepare_for_training"](max_steps, epoch_batches, resumed)
         self._checkpointer = Checkpointer(**self._objects(epoch_batches), **self._options)
+        # restore here: Trainer has prepared all objects, and has not taken a step yet
         restored = self._checkpointer.restore()
         if restored:
             trainer._load_callback_state()

@@ -399,7 +399,9 @@ def _assemble(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mappi
 def _optimizer_state_dict(
     part: str, part_values: Any, tensors: Mapping[str, SavedTensor], stand_in: Any
 ) -> dict[str, Any]:
+    """Builds torch's form of an optimizer's state dict, with stand-ins for tensors."""
     state: dict[str, dict[Any, Any]] = {}
+    # a parameter's name occurs in a tensor's name, in its plain values, or, without state, among the bare ones
     full_names = set(part_values.get("bare", ()))
     for name in tensors:
         full_name, _, leaf = name.removeprefix(f"{part}/").rpartition("/")
@@ -411,6 +413,7 @@ def _optimizer_state_dict(
         state.setdefault(_parameter_name(full_name), {}).update(_assemble(plain, stand_in, tensors))
     state |= _assemble(part_values.get("loose", {}), stand_in, tensors)
     groups = [_assemble(group, stand_in, tensors) for group in part_values["groups"]]
+    # `members` has (group, count) over the sorted names; without it all parameters are in group 0
     runs = part_values.get("members") or [[0, len(full_names)]]
     group_numbers = [number for number, count in runs for _ in range(count)]
     members = (

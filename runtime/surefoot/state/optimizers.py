@@ -302,7 +302,7 @@ class OptimizerPart:
         name: str,
         optimizer: torch.optim.Optimizer,
         rank_and_world_size: tuple[int, int],
-        named_parameter: Mapping[int, OptimizerParameter],
+        parameters_by_id: Mapping[int, OptimizerParameter],
         replicas: Replicas,
     ) -> None:
         rank, world_size = rank_and_world_size
@@ -315,16 +315,16 @@ class OptimizerPart:
         self._incoming = IncomingState()
         self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
-        self.refresh(named_parameter)
+        self.refresh(parameters_by_id)
 
-    def refresh(self, named_parameter: Mapping[int, OptimizerParameter]) -> None:
+    def refresh(self, parameters_by_id: Mapping[int, OptimizerParameter]) -> None:
         """Collects the optimizer's current parameters and drops cached entries."""
         rank, _ = self._where
         _, own_ids = _partitioned(self._optimizer)
         self._own_flat: list[OptimizerParameter] = []
         self._last_parameter_ids = self._current_parameter_ids()
         self._named_parameters = [
-            self._named_parameter_of(description, p, named_parameter, rank)
+            self._named_parameter_of(description, p, parameters_by_id, rank)
             for description, p in self._described_parameters()
         ]
         if own_ids is not None:
@@ -503,6 +503,7 @@ class OptimizerPart:
         loose: Mapping[Any, Any],
         groups: Mapping[str, torch.Tensor],
     ) -> list[Entry]:
+        """Collects the entries of this state; those of unchanged tensors come from a cache."""
         entries: list[Entry] = []
         for named_parameter in self._own_flat:
             assert named_parameter.flat is not None, "only described tensors are the optimizer's own"
@@ -515,6 +516,7 @@ class OptimizerPart:
                 if type(value) in _SIMPLE:
                     continue
                 cached = cached_entries.get(key)
+                # a dict or list may contain other tensors although it is the same object
                 if cached is None or cached[0] is not value or type(value) in (dict, list):
                     cached = cached_entries[key] = (value, self._entries_under(named_parameter, key, value))
                 entries += cached[1]
@@ -652,10 +654,10 @@ class OptimizerPart:
                 yield f"parameter {position} of group {index}", parameter
 
     def _named_parameter_of(
-        self, description: str, parameter: torch.Tensor, named_parameter: Mapping[int, OptimizerParameter], rank: int
+        self, description: str, parameter: torch.Tensor, parameters_by_id: Mapping[int, OptimizerParameter], rank: int
     ) -> OptimizerParameter:
-        if id(parameter) in named_parameter:
-            return named_parameter[id(parameter)]
+        if id(parameter) in parameters_by_id:
+            return parameters_by_id[id(parameter)]
         flat = declared_ranges(parameter, rank)
         if flat is None:
             raise ConfigurationError(

@@ -308,10 +308,12 @@ class Program:
             notices.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
 
     def _fit_targets(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences, notices: list[str]) -> None:
+        """Selects the entries to fill; raises StateMismatch for a saved tensor that the program lacks."""
         entries = self._as_saved((part, part.targets()) for part, _ in self._values_by_part)
         if not self._same_world_size:
             entries = [entry for entry in entries if entry.sharing != "local"]
         self._targets, self._converted = self._select_targets(entries, saved, fit, notices)
+        # with pipeline stages or flat parameters, other ranks have tensors that this one lacks: nothing to check
         if not all(part.is_on_every_rank for part in self._parts):
             return
         target_names, tied = {entry.name for entry in entries}, self._tied_names()
@@ -399,6 +401,7 @@ class Program:
                 optimizer.refresh(parameters_by_id)
 
     def _verify_restorable(self, entries: Sequence[Entry]) -> None:
+        """Encodes and decodes the plain values, then has each part rehearse its restore."""
         encoded_values = encoded({"parts": self._plain_values()})
         decoded_values = read_values(encoded_values)
         if encoded(decoded_values) != encoded_values:

@@ -291,6 +291,7 @@ def _is_wrapped_like(local: torch.Tensor, parameter: Any) -> bool:
 
 
 def _describe_sharding(name: str, tensor: Any, parameter: Any) -> dict[str, Any]:
+    """Describes a DTensor's placements on its parameter's mesh; raises StateNotRestorable for another mesh."""
     if parameter is None or not is_dtensor(parameter) or tensor.device_mesh != parameter.device_mesh:
         raise StateNotRestorable(
             f"{name} is a DTensor on {tensor.device_mesh}, which is not the mesh of its parameter: nothing says on which"
@@ -367,6 +368,8 @@ def _build_local(
     local_shape: Callable[[tuple[int, ...]], tuple[int, ...]],
     device: torch.device,
 ) -> torch.Tensor | None:
+    """Builds this rank's part of a tensor, as plain memory or as its subclass; None if a part was not saved."""
+
     def empty(saved_name: str, is_cut: bool) -> torch.Tensor:
         saved_tensor = saved[saved_name]
         return torch.zeros(

@@ -317,6 +317,7 @@ class EntryPlacer:
     def _locations_of(
         self, name: str, tensor: torch.Tensor, part: torch.Tensor, owner: Owner, attribute: str | None
     ) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
+        """Yields the locations of one inner tensor; `owner` is the parameter whose state it may be."""
         if is_dtensor(tensor):
             yield from self._dtensor_locations(name, tensor, part, attribute)  # type: ignore[arg-type]  # is_dtensor has just said so
             return
@@ -333,6 +334,7 @@ class EntryPlacer:
                 shape = tuple(part.shape)
                 yield TensorLocation(shape, Box.whole(shape), grid if _has_first_element(owner[1]) else None), None
             return
+        # plain state of a sharded parameter is the same on all ranks of the parameter's mesh
         if grid is None and is_dtensor(owner[1]):
             grid = grid_of_dtensor(owner[1], self.rank)
         shape_and_grid = tuple(part.shape), grid or self._default
@@ -346,6 +348,7 @@ class EntryPlacer:
     def _dtensor_locations(
         self, name: str, tensor: DTensor, part: torch.Tensor, attribute: str | None
     ) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
+        """Yields the locations of a DTensor's local part, or of one inner tensor of a sharded subclass."""
         if any(p.is_partial() for p in tensor.placements):
             raise ConfigurationError(f"{name} is a partial sum over {tensor.device_mesh}: reduce it before saving it")
         rule = _rule(tensor.device_mesh, tuple(tensor.placements), self.rank)
@@ -368,7 +371,7 @@ class EntryPlacer:
             local = rule.local_shape(shape, self.rank)
         parts = rule.parts(shape, self.rank)
         same = rule.same(self.rank)
-        if not parts:
+        if not parts:  # an empty shard still needs an entry, so that the tensor is in the layout
             yield TensorLocation(shape, Box((0,) * len(shape), local), same, rule), None
         for shard_part in parts:
             window = None if shard_part.box.lengths == local else LocalBox(shard_part.local)

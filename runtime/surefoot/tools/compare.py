@@ -94,6 +94,7 @@ def compare(left_tensors: dict[str, tuple[str, Array]], right_tensors: dict[str,
 
     The result depends on the parameters only: differences of optimizer state and of generators are just reported.
     """
+    # per-rank tensors may differ, because the world sizes may; all others must exist in both runs
     if left_tensors.keys() != right_tensors.keys():
         unshared_names = sorted(left_tensors.keys() ^ right_tensors.keys())
         shared_names = [name for name in unshared_names if not name.startswith("local/")]

@@ -343,6 +343,7 @@ def _cast(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
     if tensor.dtype == target_dtype:
         return tensor
     cast = tensor.to(target_dtype)
+    # float16 ends at 65504: do not export a finite value as infinity silently
     if bool((tensor.isfinite() & ~cast.isfinite()).any()):
         raise StateMismatch(f"{name} has values beyond {dtype}: export it as bfloat16 or as it is")
     return cast

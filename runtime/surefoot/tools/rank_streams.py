@@ -288,6 +288,7 @@ def write_save(
     `read` is called once for each box, in the order of the stream.
     """
     stream = Stream(build_layout(parts))
+    # chunks are written as soon as they are complete, so that at most one chunk and one box are in memory
     progress = ByteProgress(stream.layout.stream_bytes)
     digest_table = bytearray()
     ends = iter([*stream.layout.chunk_starts[1:], stream.layout.stream_bytes])
@@ -303,6 +304,7 @@ def write_save(
                 end, chunk, chunk_number = next(ends, -1), bytearray(), chunk_number + 1
     if position != stream.layout.stream_bytes or len(digest_table) != stream.blocks * DIGEST_BYTES:
         raise SurefootError(f"{position} of {stream.layout.stream_bytes} bytes were given: the import is not complete")
+    # the manifest comes last: readers only find saves that have one
     tier.put_layout(stream.digest, stream.text)
     tier.put_values(save, values)
     tier.put_digests(save, bytes(digest_table))
