@@ -145,7 +145,9 @@ def _stored_keys() -> Iterator[str]:
     """The keys of a sample save, the fields and values beside them, and each script by its digest."""
     keys, save = sources.scripts, RankSave(3, 40, 5)
     whole = (keys.job_prefix, keys.fence_key, keys.instance_key, keys.index_key, keys.watermark_key, keys.absent_key)
-    yield from sorted((*(key(JOB) for key in whole), keys.layout_key(JOB, "0123abcd"), *keys.list_data_keys(JOB, save, 3)))
+    yield from sorted(
+        (*(key(JOB) for key in whole), keys.layout_key(JOB, "0123abcd"), *keys.list_data_keys(JOB, save, 3))
+    )
     yield from (keys.PREFAULT_PREFIX, keys.PREFAULTING_KEY, f"field of the index: {keys.index_field(save)}")
     stored = [script for script in vars(sources.scripts).values() if isinstance(script, sources.Script)]
     yield from sorted({f"script {script.name}: {script.sha}" for script in stored})

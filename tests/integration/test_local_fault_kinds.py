@@ -70,4 +70,4 @@ def test_a_trainer_that_hangs_is_named_with_the_line_of_its_program(tmp_path: Pa
     where = r"rank \d on worker \d is in hang \(checkpointer/step_reports.py:\d+\), called by main \(programs/local_trainer.py:\d+\)"
     assert re.search(where, hung["reason"]), hung["reason"]
     assert_little_lost([hung])
-    assert "whoever hangs on node-0 goes on" in done.said
+    assert "the rank that hangs on node-0 continues" in done.said

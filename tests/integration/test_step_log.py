@@ -63,7 +63,7 @@ def test_tensorboard_shows_each_step_once_after_a_restart(tmp_path: Path) -> Non
     assert [one.value for one in read.Scalars("surefoot/world_size")] == [1.0] * 12
     assert {"train/rate", "surefoot/step_seconds", "surefoot/stall_seconds"} <= set(read.Tags()["scalars"])
     texts = [bytes(one.tensor_proto.string_val[0]).decode() for one in read.Tensors("surefoot/world/text_summary")]
-    assert texts == ["epoch 1: a world of 1 begins", "epoch 2: a world of 1 goes on from step 8"]
+    assert texts == ["generation 1 with 1 rank begins at step 0", "generation 2 with 1 rank continues from step 8"]
 
 
 def test_a_run_s_history_has_each_step_once_after_a_restart(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_wandb_itself_keeps_each_step_with_its_texts(tmp_path: Path, monkeypatch
 
 def test_events_are_told_once() -> None:
     at = RankStatus(generation=3, rank=0, world_size=2, restored_step=8, step=8, saved_step=0, stall_seconds=None)
-    assert step_events(None, at) == {"surefoot/world": "epoch 3: a world of 2 goes on from step 8"}
+    assert step_events(None, at) == {"surefoot/world": "generation 3 with 2 ranks continues from step 8"}
     saved = RankStatus(generation=3, rank=0, world_size=2, restored_step=8, step=12, saved_step=12, stall_seconds=0.1)
     assert step_events(at, saved) == {"surefoot/checkpoint": "step 12 is copied, and goes to its tiers"}
     assert step_events(saved, saved) == {}

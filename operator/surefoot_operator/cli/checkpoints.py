@@ -154,8 +154,8 @@ def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="UID",
             help=f"the job's uid (default: the file's; of a folder {LIBRARY_JOB}, or its only one)",
         )
-        action.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (beside WHERE)")
-        action.add_argument("--region", metavar="NAME", help="the bucket's region (beside WHERE)")
+        action.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (with WHERE)")
+        action.add_argument("--region", metavar="NAME", help="the bucket's region (with WHERE)")
         add_own_arguments(action)
         action.set_defaults(act=act)
 

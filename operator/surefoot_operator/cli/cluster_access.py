@@ -155,7 +155,7 @@ def describe_api_error(
         return ClusterRequestFailed(missing or f"{server} has no {needed.resource}: {error_text}")
     if code == 409:
         return ClusterRequestFailed(
-            f"somebody else changed the job meanwhile (409): give the command again; {error_text}"
+            f"another client changed the job at the same time (409): run the command again; {error_text}"
         )
     if code is None:
         return ClusterRequestFailed(
@@ -167,7 +167,7 @@ def describe_api_error(
 def _permission_remedy(needed: Permission) -> str:
     if needed.group == GROUP:
         role = "view" if needed.verb in ("get", "list", "watch") else "edit"
-        return f"whoever has Kubernetes' role {role} there may, where the chart was installed with rbac.aggregate"
+        return f"users with Kubernetes' role {role} there may, if the chart was installed with rbac.aggregate"
     if needed.resource.startswith("pods") or needed.resource == "events":
-        return "whoever has Kubernetes' role view there may"
+        return "users with Kubernetes' role view there may"
     return f"ask an administrator for a ClusterRole with the verb {needed.verb} on {needed.resource}"

@@ -61,7 +61,7 @@ SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 JOB_KIND = f"dev.surefoot.{VERSION}.TrainingJob"
 
 _MIN_VERSION = (1, 30)
-_INSTALL_REMEDY = "docs/install.md says how to install it"
+_INSTALL_REMEDY = "docs/install.md describes how to install it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def required_permissions(namespace: str) -> tuple[RequiredPermissions, ...]:
     )
     node_rights = (Permission("list", "nodes"), Permission("list", "pods"))
     return (
-        RequiredPermissions("see jobs", jobs, True, "no command can look at a job"),
+        RequiredPermissions("see jobs", jobs, True, "no command can read a job"),
         RequiredPermissions("run jobs", changes, False, "kubectl apply, suspend, resume and delete are refused"),
         RequiredPermissions("see workers", pods, False, "describe has no workers and events, and logs nothing"),
-        RequiredPermissions("see nodes", node_rights, False, "nodes knows neither nodes nor holders"),
+        RequiredPermissions("see nodes", node_rights, False, "`surefoot nodes` shows neither nodes nor memory servers"),
     )
 
 
@@ -128,7 +128,7 @@ async def _check_server(cluster: ClusterConnection) -> Finding:
     except PlatformError as error:
         if getattr(error, "code", None) is None:
             raise describe_api_error(error, Permission("get", "version"), cluster.server) from error
-        return Finding("cluster", "unknown", f"{cluster.server} does not say its version: {error}")
+        return Finding("cluster", "unknown", f"{cluster.server} did not return its version: {error}")
     number_matches = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
     version_text = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
     if not all(number_matches) or tuple(int(number[0]) for number in number_matches if number) >= _MIN_VERSION:
@@ -147,7 +147,7 @@ async def _check_rights(cluster: ClusterConnection) -> list[Finding]:
             )
         )
     except ClusterRequestFailed as error:
-        return [Finding("rights", "unknown", f"the server does not say what you may do: {error}")]
+        return [Finding("rights", "unknown", f"the server did not return your permissions: {error}")]
     return [
         _judge_rights(requirement, [right for right in requirement.rights if not next(answers)], cluster)
         for requirement in required
@@ -163,9 +163,9 @@ def _judge_rights(required: RequiredPermissions, denied: Sequence[Permission], c
     remedy = "ask an administrator for a ClusterRole that may list nodes and pods, or do without"
     if right.group == GROUP:
         role = "view" if required.needed else "edit"
-        remedy = f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
+        remedy = f"ask an administrator to bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
     elif right.namespace:
-        remedy = "have somebody bind the ClusterRole view to you there"
+        remedy = "ask an administrator to bind the ClusterRole view to you there"
     denied_text = f"you may not {join_names(denied)}: {required.without}"
     return Finding(required.purpose, "fault" if required.needed else "warning", denied_text, remedy)
 
@@ -267,7 +267,7 @@ async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
     )
     # Judge the most serious problem only: several operators, then readiness, then the version.
     if len(deployments) > 1:
-        text = f"{len(deployments)} operators look after the same jobs: {text}"
+        text = f"{len(deployments)} operators manage the same jobs: {text}"
         return [Finding("operator", "warning", text, "uninstall all but one")]
     [(ready, desired, version)] = states
     if ready < desired or ready == 0:
@@ -309,7 +309,7 @@ async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
     if leaders:
         text = f"no operator leads the jobs whose agents ask Service {join_names(services_without_leader)}"
         return [Finding("leader", "fault", text, "the logs of the operator's pods: docs/operator.md#shards")]
-    text = "no operator leads, so agents find nobody behind the coordinator's Service"
+    text = "no operator leads, so the coordinator's Service has no endpoint for agents"
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
     return [Finding("leader", "fault", text, remedy)]
 
@@ -321,15 +321,13 @@ async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
         cluster, "/apis/apps/v1/daemonsets", permission, {"labelSelector": api_objects.MEMORY_SERVER_SELECTOR}
     )
     if not daemon_sets:
-        text = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
+        text = "no DaemonSet of memory servers: checkpoints are kept only in the persistent tier"
         return [Finding("memory tier", "warning", text, "install the chart with memoryTier.enabled")]
     desired, ready = (
         sum(_int_field(daemon_set, "status", name) for daemon_set in daemon_sets)
         for name in ("desiredNumberScheduled", "numberReady")
     )
-    text = (
-        f"{join_names([_qualified_name(daemon_set) for daemon_set in daemon_sets])}: {ready} of {desired} holders ready"
-    )
+    text = f"{join_names([_qualified_name(daemon_set) for daemon_set in daemon_sets])}: {ready} of {desired} memory servers ready"
     if desired == 0:
         remedy = "see memoryTier.nodeSelector and tolerations of the chart"
         return [Finding("memory tier", "fault", f"{text}: no node is chosen", remedy)]
@@ -406,12 +404,12 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
         job: Job whose memory servers must fit; None: check only a minimum.
     """
     if available is None:
-        return Finding("memory", "unknown", "this system does not say how much memory is available")
-    text = f"{format_bytes(available)} available here for trainers, staging and holders of surefoot local"
+        return Finding("memory", "unknown", "this system does not report how much memory is available")
+    text = f"{format_bytes(available)} available here for trainers, staging and memory servers of surefoot local"
     limit = job.spec.checkpoint.memory.size_limit_bytes if job is not None else None
     if job is not None and limit is not None:
         nodes = job.spec.replicas + job.spec.spares
-        text = f"{text}; the job's {nodes} holders may take {format_bytes(limit)} each"
+        text = f"{text}; the job's {nodes} memory servers may take {format_bytes(limit)} each"
         if limit * nodes > available:
             remedy = "give surefoot local fewer --nodes, or lower checkpoint.memory.sizeLimit in a copy of the job"
             return Finding("memory", "warning", text, remedy)
@@ -475,8 +473,8 @@ def probed(tier: PersistentTierSpec) -> Finding:
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", nargs="?", metavar="WHERE", help="a persistent tier: a folder, file:///… or s3://…")
     parser.add_argument("-f", "--file", type=Path, metavar="JOB.yaml", help="or the TrainingJob that names one")
-    parser.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (beside WHERE)")
-    parser.add_argument("--region", metavar="NAME", help="the bucket's region (beside WHERE)")
+    parser.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (with WHERE)")
+    parser.add_argument("--region", metavar="NAME", help="the bucket's region (with WHERE)")
     parser.add_argument(
         "--network", action="store_true", help="try the network from a running worker on each node (pods/exec)"
     )
@@ -521,6 +519,6 @@ def _tier_finding(job: TrainingJob | None, tier: PersistentTierSpec | None) -> F
     if tier is not None:
         return probed(tier)
     if job is not None:
-        text = "the job has no spec.checkpoint.persistent: what every holder loses is lost"
+        text = "the job has no spec.checkpoint.persistent: a checkpoint that every memory server loses is lost"
         return Finding("persistent tier", "warning", text, "give it one, or know that no checkpoint outlives the job")
     return Finding("persistent tier", "unknown", "none was named: give WHERE or -f JOB.yaml")

@@ -210,7 +210,7 @@ NOT_CHECKED = Finding(
 )
 _MAX_LISTED = 5
 _KIND_NAMES = {"coordinator": "to the operator", "memory-server": "to memory servers", "worker": "between workers"}
-_NODES_REMEDY = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
+_NODES_REMEDY = "check security groups, firewalls and the network plugin's pods between these nodes"
 _REMEDIES = {
     "coordinator resolve": "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
     "coordinator connect": "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",

@@ -68,7 +68,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what $NAME in the file stands for, as envsubst has it",
+        help="value of $NAME in the file, as for envsubst",
     )
 
 

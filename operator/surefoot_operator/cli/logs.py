@@ -66,7 +66,7 @@ def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", type=int, metavar="N", help="of the worker (default: the newest that has a log)")
     parser.add_argument("--tail", type=int, default=20, metavar="LINES", help="the newest so many (default: 20)")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on showing lines until the pod ends; of a cluster alone"
+        "-f", "--follow", action="store_true", help="keep showing lines until the pod ends; only on a cluster"
     )
 
 

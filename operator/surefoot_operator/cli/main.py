@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     """Builds the parser of all commands. `program`: name shown in the help; None: from the name of this program."""
     program = program or _PROGRAM_NAMES.get(Path(sys.argv[0]).name, "surefoot")
-    parser = argparse.ArgumentParser(prog=program, description="Training that goes on when nodes die.")
+    parser = argparse.ArgumentParser(prog=program, description="Training that continues when nodes die.")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (add_arguments, run, help_text) in _commands().items():
@@ -79,13 +79,13 @@ def _commands() -> dict[str, Command]:
     this_module = sys.modules[__name__]
     modules = (
         ("list", describe, "list TrainingJobs: state, progress, newest checkpoint"),
-        ("describe", describe, "show everything about one job, in the order people ask"),
+        ("describe", describe, "show everything about one job"),
         ("timeline", describe, "show what happened to a job, and where each recovery's seconds went"),
         ("report", report, "write a job's history as one page of HTML"),
         ("nodes", describe, "show a job's nodes, what runs there, and why they are left"),
         ("logs", logs, "show one log of a job: of whom the newest failure blames, or another"),
         ("suspend", suspend_and_rollback, "save a job, stop it and give its workers back"),
-        ("resume", suspend_and_rollback, "let a suspended job go on"),
+        ("resume", suspend_and_rollback, "continue a suspended job"),
         ("rollback", suspend_and_rollback, "go back to an earlier step, within the job or as a new one"),
         ("local", run_local, "run a TrainingJob on this machine, each node a group of processes"),
         ("validate", job_files, "check a TrainingJob without running it"),
@@ -94,7 +94,11 @@ def _commands() -> dict[str, Command]:
             job_files,
             "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …",
         ),
-        ("checkpoints", checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
+        (
+            "checkpoints",
+            checkpoints,
+            "list, verify, export, import or delete a job's checkpoints in the persistent tier",
+        ),
         ("data", this_module, "check whether samples in files can be read at any world size"),
         ("doctor", doctor, "check versions, rights, CRD, operator, tiers and memory, each with its remedy"),
         ("completion", this_module, "print a shell's completion script"),
@@ -137,11 +141,11 @@ def run_completion(args: argparse.Namespace) -> int:
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    help_text = "read some shards, and say at which world sizes all can be read"
+    help_text = "read some shards, and print the world sizes at which all can be read"
     check = actions.add_parser("check", help=help_text, description=help_text)
     check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a URL, or a pattern of them")
     kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
-    check.add_argument("--kind", choices=kinds, help="what they are; by default their ending says it")
+    check.add_argument("--kind", choices=kinds, help="format of the files; default: by their extension")
     check.add_argument("--global-batch-size", default="8", metavar="N", help="samples a step (default 8)")
     check.add_argument("--lanes", metavar="N", help="as ElasticStream has it")
     check.add_argument("--lane-groups", metavar="N", help="as ElasticStream has it")

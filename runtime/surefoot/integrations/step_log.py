@@ -94,8 +94,9 @@ def step_events(previous: RankStatus | None, status: RankStatus) -> dict[str, st
     """Describes the events since the previous step, as texts by tag. Pure."""
     texts = {}
     if previous is None:
+        ranks = f"{status.world_size} rank{'s' if status.world_size != 1 else ''}"
         start_text = f"continues from step {status.restored_step}" if status.restored_step else "begins at step 0"
-        texts["surefoot/world"] = f"generation {status.generation}: {status.world_size} ranks, {start_text}"
+        texts["surefoot/world"] = f"generation {status.generation} with {ranks} {start_text}"
     if status.saved_step > (0 if previous is None else previous.saved_step):
         texts["surefoot/checkpoint"] = f"step {status.saved_step} is copied, and goes to its tiers"
     return texts

@@ -62,7 +62,7 @@ def _hurt(stage: Stage, job: Job, tell: Told) -> None:
     row = struck.row("demo")
     for seconds, what in (
         (row.detected_seconds, "noticed"),
-        (row.decided_seconds, "new epoch claimed"),
+        (row.decided_seconds, "new generation claimed"),
         (row.pods_asked_seconds, "a replacement asked for"),
         (row.committed_seconds, f"new world of {row.worlds[1]} committed"),
         (row.first_step_seconds, f"its first step; {row.steps_lost} steps lost, restored from {row.restored_from}"),

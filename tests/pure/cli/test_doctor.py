@@ -130,7 +130,7 @@ async def test_a_whole_installation_is_well(server: FakeApi) -> None:
     ("change", "check", "state", "said"),
     [
         (version(major="1", minor="28"), "cluster", "fault", "unknown version"),
-        (refusing("/version"), "cluster", "unknown", "does not say its version"),
+        (refusing("/version"), "cluster", "unknown", "did not return its version"),
         (version(), "cluster", "ok", "unknown version"),
         (refusing(CRD, 404), "CRD", "fault", "not installed"),
         (refusing("trainingjobs", 404), "CRD", "fault", "not installed"),
@@ -142,7 +142,12 @@ async def test_a_whole_installation_is_well(server: FakeApi) -> None:
         (kept(DEPLOYMENTS, deployment(version="0.0.9")), "operator", "warning", "0.0.9"),
         (kept(DEPLOYMENTS, deployment(), deployment(name="b")), "operator", "warning", "2 operators"),
         (kept(SLICES), "leader", "fault", "no operator leads"),
-        (kept(SLICES, endpoints(False), {**endpoints(service="c"), "endpoints": None}), "leader", "fault", "nobody"),
+        (
+            kept(SLICES, endpoints(False), {**endpoints(service="c"), "endpoints": None}),
+            "leader",
+            "fault",
+            "has no endpoint",
+        ),
         (kept(SLICES, endpoints(None)), "leader", "ok", "10.0.0.9 of surefoot"),
         (kept(SLICES, endpoints(), endpoints(service="c-1")), "leader", "ok", "10.0.0.9 of surefoot"),
         (kept(SLICES, endpoints(), endpoints(False, "c-1")), "leader", "fault", "ask Service c-1"),
@@ -287,7 +292,7 @@ def test_a_named_tier_is_probed_and_its_fault_is_the_exit_code(
     assert main(["doctor", "--no-cluster", str(tmp_path)]) == 1
     assert asked == [tmp_path.as_uri()]
     assert main(["doctor", "--no-cluster", "-f", str(ROOT / "examples" / "gpt.yaml")]) == 0
-    assert "every holder loses is lost" in capsys.readouterr().out
+    assert "every memory server loses is lost" in capsys.readouterr().out
     assert main(["doctor", "--no-cluster", "nowhere/at/all"]) == 2
     assert main(["doctor", str(tmp_path), "-f", "x.yaml"]) == 2
     assert main(["doctor", "--no-cluster", "--network"]) == 2

@@ -55,7 +55,7 @@ def no_package(package: str) -> str:
         ("missing_module", without("runtime", "the module boto3 is not installed"), "torch", "warning", "boto3"),
         ("metadata.version", no_package, "torch", "warning", "no torch"),
         ("find_server_program", no_program, "redis", "warning", "version 7"),
-        ("available_bytes", lambda *texts: None, "memory", "unknown", "does not say"),
+        ("available_bytes", lambda *texts: None, "memory", "unknown", "does not report"),
         ("available_bytes", lambda *texts: 1 << 30, "memory", "warning", "1.07 GB"),
     ],
 )

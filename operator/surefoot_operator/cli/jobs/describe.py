@@ -79,7 +79,7 @@ def summarize(stored: StoredJob, now: float) -> JobSummary:
     stored_bytes = StoredCheckpoints() if status is None else persistent_contents(status)
     message = "" if status is None else status.message
     if not stored.phase:
-        message = "no operator has looked at this job yet: is surefoot-operator running?"
+        message = "no operator has reconciled this job yet: is surefoot-operator running?"
     start_seconds = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
@@ -194,12 +194,12 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     )
     newest, last_uploaded = status.last_complete, status.last_uploaded
     if protected == "True" and newest is not None:
-        return newest.step, f"{newest}, complete and protected"
+        return newest.step, f"{newest} (complete and protected)"
     if last_uploaded is not None:
-        return last_uploaded.step, f"{last_uploaded}, in the persistent tier"
+        return last_uploaded.step, f"{last_uploaded} (in the persistent tier)"
     if protected == "False" and newest is None:
-        return 0, "the beginning: nothing is saved"
-    return None, "not known: no checkpoint is known to survive it"
+        return 0, "the beginning (nothing is saved)"
+    return None, "an unknown checkpoint (none is known to outlive the node)"
 
 
 def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
@@ -403,10 +403,12 @@ def _at_risk_text(description: JobDescription) -> str:
 
 def _node_loss_text(cost: NodeLossCost) -> str:
     """Describes the checkpoint that would be restored and the workers that would remain."""
-    repeated_text = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
-    workers_text = _format_count(cost.workers_after, "worker goes on", "workers go on")
-    workers_text = workers_text if cost.workers_after else "training waits for a replacement"
-    return f"restored: {cost.restored}{repeated_text}; {workers_text}"
+    repeated_text = ""
+    if cost.steps_again is not None:
+        repeated_text = f" and runs {_format_count(cost.steps_again, 'step', 'steps')} again"
+    workers_text = f"with {_format_count(cost.workers_after, 'worker', 'workers')}"
+    workers_text = workers_text if cost.workers_after else "once the node is replaced"
+    return f"training resumes from {cost.restored}{repeated_text}, {workers_text}"
 
 
 def _recovery_text(medians: dict[str, float]) -> str:
@@ -509,7 +511,7 @@ def run_list(args: argparse.Namespace) -> int:
 def job_lines(summaries: list[JobSummary], wide: bool, everywhere: bool) -> list[str]:
     """Renders the table of jobs, or one line if there are none. `everywhere`: of all namespaces."""
     if not summaries:
-        return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A looks in all'}"]
+        return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A lists all'}"]
     namespace_column: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
     columns = {**(namespace_column if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})}
     return table_lines(summaries, columns)
@@ -536,7 +538,7 @@ class NodeUse:
 
 def add_nodes_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
-    parser.add_argument("--all", action="store_true", help="nodes without a worker or holder too")
+    parser.add_argument("--all", action="store_true", help="also show nodes without a worker or memory server")
     add_output(parser, ("json", "yaml"))
 
 

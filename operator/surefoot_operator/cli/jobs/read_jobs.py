@@ -284,8 +284,8 @@ async def read_jobs(cluster: ClusterConnection) -> list[StoredJob]:
     namespace = f"/namespaces/{cluster.namespace}" if cluster.namespace else ""
     path, permission = f"{api_objects.JOBS_API_PATH}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
     missing = (
-        f"{cluster.server} knows no TrainingJobs: the CRD trainingjobs.{GROUP} is not installed there, or this is another"
-        " cluster; docs/install.md says how to install it"
+        f"{cluster.server} serves no TrainingJobs: the CRD trainingjobs.{GROUP} is not installed there, or this is another"
+        " cluster; docs/install.md describes how to install it"
     )
     return [stored_job(document) for document in await listed_objects(cluster, path, permission, missing=missing)]
 

@@ -35,7 +35,7 @@ def _check_changeable(stored: StoredJob, what_is_over: str) -> None:
         raise UsageError(f"{stored} is {stored.phase}: a job that is over {what_is_over}")
     manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
     if manager != MANAGER:
-        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy): change it there")
+        raise UsageError(f"{stored} is managed by {manager} (spec.managedBy): change it there")
 
 
 def _build_patch(stored: StoredJob, path: str, value: Any) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def rollback_patch(stored: StoredJob, step: int, keep_data: bool) -> list[dict[s
         UsageError: The job cannot go back to that step, or has no committed generation now.
     """
     status = stored.status
-    _check_changeable(stored, "does not go back; --step N makes one that goes on from there")
+    _check_changeable(stored, "cannot go back; --step N prints a job that continues from there")
     if status is None or status.membership is None or status.membership.state != "Committed":
         raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
     if not 0 < step <= max(status.step, stored.step or 0):
@@ -82,7 +82,7 @@ async def roll_back(cluster: ClusterConnection, name: str, step: int, keep_data:
     stored = await read_job(cluster, name)
     await _apply_patch(cluster, name, rollback_patch(stored, step, keep_data))
     return (
-        f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
+        f"{stored} will go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
         " RollbackRejected, which steps it could go back to"
     )
 
@@ -98,10 +98,12 @@ def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", type=int, metavar="STEP", help="go back within the job, to a step that is complete")
     where.add_argument(
-        "--step", type=int, metavar="N", help="print a new job that goes on from a step in the persistent tier"
+        "--step", type=int, metavar="N", help="print a new job that continues from a step in the persistent tier"
     )
     parser.add_argument(
-        "--keep-data", action="store_true", help="with --to: train on the same batches again, instead of those behind"
+        "--keep-data",
+        action="store_true",
+        help="with --to: train on the same batches again instead of the following ones",
     )
     parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
 
@@ -122,7 +124,7 @@ def run_rollback(args: argparse.Namespace) -> int:
     stored = view_of(args).stored
     manifest = rolled_back(stored, args.step, args.name)
     say(
-        f"# {stored} goes on from step {args.step} as a job of its own. First suspend or delete the old one; whether the step is\n"
+        f"# {stored} continues from step {args.step} as a job of its own. First suspend or delete the old one; whether the step is\n"
         f"# there: surefoot checkpoints list WHERE --job {stored.uid} --step {args.step}\n"
         + yaml.safe_dump(manifest, sort_keys=False).rstrip()
     )
@@ -232,8 +234,8 @@ def describe_state(stored: StoredJob, suspend: bool, waited_seconds: float) -> s
     if waited_seconds:
         return f"{stored} is {stored.phase or 'Unseen'} after {waited_seconds:g} s: {message}"
     if suspend:
-        return f"{stored} is told to suspend: it saves, stops its trainers and gives its workers back; surefoot resume ends that"
-    return f"{stored} is told to go on; surefoot describe {stored.name} shows from which step"
+        return f"{stored} will be suspended: it saves, stops its trainers and deletes its workers; surefoot resume continues it"
+    return f"{stored} will continue; surefoot describe {stored.name} shows from which step"
 
 
 async def _set_suspend(cluster: ClusterConnection, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:

@@ -78,7 +78,7 @@ KINDS = {
             node, "hang", "" if seconds is None else str(seconds)
         ),
         lambda machine, node: machine.cancel_fault(node, "hang"),
-        "whoever hangs on {target} goes on",
+        "the rank that hangs on {target} continues",
         target_runs_on=True,
     ),
     "oom": FaultKind(
@@ -124,7 +124,8 @@ KINDS = {
         target_runs_on=True,
     ),
     "sick": FaultKind(
-        "have {target} calculate wrong, as whoever joins there finds,", _strike_at_once(LocalNodes.fail_node_tests)
+        "make {target} compute wrong results, which its next node test finds,",
+        _strike_at_once(LocalNodes.fail_node_tests),
     ),
     "coordinator": FaultKind(
         "kill {target}",
@@ -243,7 +244,7 @@ def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
     """
     if policy.pre_join_check == "Disabled" and any(fault.kind == "sick" for fault in faults):
         raise FaultError(
-            "--fault sick: this job tries no node before a worker joins, so nothing would follow; set"
+            "--fault sick: this job tests no node before a worker joins, so the fault would have no effect; set"
             " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"
         )
 

@@ -115,10 +115,10 @@ def read_losses(progress: RunProgress) -> dict[int, float]:
 
 _PHASES = (
     ("detected", "noticed"),
-    ("claimed", "new epoch claimed"),
+    ("claimed", "new generation claimed"),
     ("stopped", "trainers stopped"),
-    ("fenced", "memory sealed and read"),
-    ("committed", "new world assigned"),
+    ("fenced", "memory fenced and read"),
+    ("committed", "new membership committed"),
     ("first_step", "first new step"),
 )
 
@@ -276,7 +276,7 @@ def verdict(report: dict[str, Any]) -> list[str]:
         sentences.append(f"samples lost {report['samples_lost']}, repeated {report['samples_repeated']}{unknown_text}")
     if report["samples_skipped"]:
         where = ", ".join(f"{start} to {stop}" for start, stop in report["samples_skipped_at"])
-        sentences.append(f"samples skipped {report['samples_skipped']}, as rollbacks say: positions {where}")
+        sentences.append(f"samples skipped by rollbacks {report['samples_skipped']}: positions {where}")
     if report["max_loss_difference"] is not None:
         sentences.append(f"largest loss difference to the undisturbed run {report['max_loss_difference']:.3g}")
     if report["max_parameter_difference"] is not None:
@@ -317,7 +317,7 @@ def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path)
     # An adaptive job needs an adaptive upload interval: fixed steps would be saved in addition to the operator's.
     interval: dict[str, Any] = {"interval": "auto"} if memory.is_adaptive else {"intervalSteps": steps}
     interval_text = "at intervals that the operator chooses" if memory.is_adaptive else f"every {steps} steps"
-    say(f"the job has no persistent tier; for the comparison it is promoted to {uri}, {interval_text}")
+    say(f"the job has no persistent tier; for the comparison it uploads to {uri}, {interval_text}")
     spec = document["spec"]
     checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **interval}}
     return {**document, "spec": {**spec, "checkpoint": checkpoint}}

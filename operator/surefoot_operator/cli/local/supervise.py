@@ -281,7 +281,7 @@ class Supervisor:
                 f"{name} ended unasked with code {exit_code}: {last_log_line(log_path)} (log: {log_path})", True
             )
         if not self.faults.any_returns and not self._machine.has_nodes():
-            raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")
+            raise RunError("no node is left and none returns: nothing can train; the lines above show how each ended")
 
 
 def _event_sentence(event: RunEvent) -> str:

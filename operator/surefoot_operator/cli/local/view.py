@@ -77,7 +77,9 @@ class RunSnapshot:
         parts = (
             self.name,
             self.status.phase,
-            "no epoch yet" if membership is None else f"epoch {membership.generation}  world {membership.world_size}",
+            "no generation yet"
+            if membership is None
+            else f"generation {membership.generation}  {membership.world_size} ranks",
             f"step {self.step}"
             + (f" of {total_steps} ({min(100, 100 * self.step // total_steps)}%)" if total_steps else ""),
             f"{steps_per_second:.3g} steps/s" if steps_per_second else "",

@@ -98,7 +98,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.run_folder is not None:
         facts = report_of_run(args.run_folder)
     else:
-        facts = gather_facts(view_of(args), "what the cluster keeps of the job")
+        facts = gather_facts(view_of(args), "state of the job in the cluster")
     path = args.to or Path(f"{facts.view.stored.name.rpartition('/')[2]}.html")
     if path.suffix.lower() == ".json":
         raise UsageError(f"--to {path}: the report is a page of HTML; surefoot describe JOB -o json prints JSON")

@@ -125,7 +125,7 @@ def describe_incident(fact: IncidentFacts) -> str:
     location = f"{location} on {incident.node}" if location and incident.node else location or incident.node or ""
     parts = (
         clock(fact.at_seconds),
-        f"after step {incident.last_step} of epoch {incident.generation}",
+        f"after step {incident.last_step} of generation {incident.generation}",
         location,
         f"world {incident.world_size_before} → {NOT_KNOWN if incident.world_size_after is None else incident.world_size_after} ranks",
         "" if incident.steps_lost is None else f"{incident.steps_lost} steps lost",

@@ -122,14 +122,14 @@ def at_risk(spec: dict[str, Any], **changes: Any) -> JobDescription:
 @pytest.mark.parametrize(
     ("changes", "steps", "said"),
     [
-        ({"conditions": (PROTECTED,)}, 2, "complete and protected (2 steps again); 2 workers go on"),
+        ({"conditions": (PROTECTED,)}, 2, "(complete and protected) and runs 2 steps again, with 2 workers"),
         (
             {"conditions": (replace(PROTECTED, status="False"),), "last_uploaded": Checkpoint(1, 30)},
             12,
             "persistent tier",
         ),
-        ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "not known"),
-        ({"conditions": ()}, None, "not known"),
+        ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "an unknown checkpoint"),
+        ({"conditions": ()}, None, "an unknown checkpoint"),
         ({"conditions": (replace(PROTECTED, status="False"),), "last_complete": None}, 42, "the beginning"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_the_loss_of_a_node_costs_depends_on_what_survives_it(
 
 def test_a_job_of_fixed_size_waits_for_a_replacement_of_a_lost_node() -> None:
     told = "\n".join(description_lines(at_risk({"replicas": 3}, conditions=(PROTECTED,))))
-    assert "(2 steps again); training waits for a replacement" in told
+    assert "and runs 2 steps again, once the node is replaced" in told
 
 
 @pytest.mark.parametrize("changes", [{"membership": None, "lineage": ()}, {"phase": "Complete", "message": "over"}])
@@ -306,7 +306,7 @@ def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
 
 
 def test_no_jobs_are_said_to_be_none() -> None:
-    assert "-A looks in all" in job_lines([], wide=False, everywhere=False)[0]
+    assert "-A lists all" in job_lines([], wide=False, everywhere=False)[0]
     assert job_lines([], wide=False, everywhere=True) == ["no TrainingJobs"]
 
 
@@ -386,7 +386,7 @@ def test_everything_is_in_order_and_an_incident_has_its_phases() -> None:
     assert lines[1] == "1970-01-01 00:17:20     +40.2 s ! incident: node-lost: node n2 is gone"
     assert [line.strip() for line in lines[2:5]] == [
         "0.000 s  noticed",
-        "0.250 s  new epoch claimed",
+        "0.250 s  new generation claimed",
         "5.750 s  first new step, restored from memory, 3 steps lost",
     ]
     assert lines[-1].endswith("end: Complete: every trainer finished")

@@ -176,7 +176,7 @@ def test_the_word_names_the_epoch_and_the_step() -> None:
 @pytest.mark.parametrize(
     ("found", "step", "said"),
     [
-        (stored("Complete"), 40, "a job that is over does not go back"),
+        (stored("Complete"), 40, "a job that is over cannot go back"),
         (stored(world={**WORLD, "state": "Claimed"}), 40, "just changing its world"),
         (stored(), 101, "has finished step 100"),
         (stored(), 0, "has finished step 100"),

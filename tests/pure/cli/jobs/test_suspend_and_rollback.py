@@ -50,7 +50,7 @@ def test_one_field_is_changed_and_only_if_it_differs(stored: StoredJob, suspend:
 
 @pytest.mark.parametrize(
     ("stored", "said"),
-    [(job("Complete"), "is Complete"), (job(managedBy="kueue.x-k8s.io/multikueue"), "looked after by")],
+    [(job("Complete"), "is Complete"), (job(managedBy="kueue.x-k8s.io/multikueue"), "managed by")],
 )
 def test_what_would_do_nothing_is_refused(stored: StoredJob, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -60,10 +60,10 @@ def test_what_would_do_nothing_is_refused(stored: StoredJob, said: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "suspend", "waited", "said"),
     [
-        ("Running", True, 0, "is told to suspend: it saves"),
+        ("Running", True, 0, "will be suspended: it saves"),
         ("Suspended", True, 0, "is Suspended: epoch 1 runs"),
         ("Resizing", True, 5, "is Resizing after 5 s"),
-        ("Suspended", False, 0, "is told to go on"),
+        ("Suspended", False, 0, "will continue"),
         ("Running", False, 5, "is Running: epoch 1 runs"),
     ],
 )
@@ -104,7 +104,7 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> Switched:
 def test_suspend_and_resume_set_the_field(switched: Switched, capsys: pytest.CaptureFixture[str]) -> None:
     assert switched.run("suspend") == 0
     assert switched.server.objects[PATH]["spec"]["suspend"] is True
-    assert "gives its workers back" in capsys.readouterr().out
+    assert "deletes its workers" in capsys.readouterr().out
     assert switched.run("resume") == 0
     assert switched.server.objects[PATH]["spec"]["suspend"] is False
 

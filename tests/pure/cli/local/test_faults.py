@@ -56,7 +56,7 @@ NODES = ("node-0", "node-1", "node-2")
         (
             "sick:1@step=9",
             Fault("sick", "node-1", 9, None),
-            "have node-1 calculate wrong, as whoever joins there finds, from step 9",
+            "make node-1 compute wrong results, which its next node test finds, from step 9",
         ),
         ("cordon:1@step=3", Fault("cordon", "node-1", 3, None), "cordon node-1 at step 3"),
         (
@@ -116,7 +116,7 @@ def test_a_fault_that_cannot_be_says_what_is_allowed(text: str, said: str) -> No
 
 def test_a_node_is_sick_to_nobody_where_none_is_tried() -> None:
     sick = parse_faults(["sick:1@step=4", "node:0@step=2"], NODES)
-    with pytest.raises(FaultError, match=r"--fault sick: this job tries no node.*preJoinCheck to Enforce"):
+    with pytest.raises(FaultError, match=r"--fault sick: this job tests no node.*preJoinCheck to Enforce"):
         check_faults(sick, HealthPolicy())
     check_faults(sick, HealthPolicy(pre_join_check="Warn"))
     check_faults(sick[:1], HealthPolicy())
@@ -184,7 +184,7 @@ def test_a_fault_that_is_over_is_taken_back_and_said(monkeypatch: pytest.MonkeyP
     now = 102.0
     faults.tick(3)
     assert machine.calls[1:] == ["hang node-1 taken back"]
-    assert told[1:] == ["whoever hangs on node-1 goes on"]
+    assert told[1:] == ["the rank that hangs on node-1 continues"]
     faults.tick(3)
     assert machine.calls[2:] == ["hang node-1 5.0"], "the second waited until the first was over"
 
