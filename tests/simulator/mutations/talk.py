@@ -36,7 +36,11 @@ from surefoot_operator.policy.planning import plan
 
 _replied, _advance, _assigned = barrier.apply_barrier_reply, agent_life.next_state, agent_life._apply_assignment
 _bound, _unsaid, _place = planned._complete_barrier, desired_messages.diff_messages, desired_messages._group_rank_of
-_rank_answered, _claim, _start = agent_life._apply_barrier_reply, agent_life._claim_generation, agent_life._start_generation
+_rank_answered, _claim, _start = (
+    agent_life._apply_barrier_reply,
+    agent_life._claim_generation,
+    agent_life._start_generation,
+)
 
 
 def _one_will_do(before: ObservedBarrier | None, worker: Any, reply: said.BarrierReply) -> ObservedBarrier | None:
