@@ -44,7 +44,7 @@ def now(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         number(
             "Protected",
-            "1: a failure now would find a complete checkpoint with all its copies, or in the persistent tier.",
+            "1: a failure now would leave a complete checkpoint, with all its copies or in the persistent tier.",
             "none",
             f"min by (namespace, job) (surefoot_checkpoint_protected{{{JOB}}})",
             "{{job}}",
@@ -54,7 +54,7 @@ def now(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         number(
             "Age of the newest checkpoint",
-            "Since the newest complete checkpoint in memory was first seen to be complete.",
+            "Since the newest complete checkpoint in memory was first observed complete.",
             "s",
             age(f'{JOB}, tier="memory"'),
             "{{job}}",
@@ -64,7 +64,7 @@ def now(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         number(
             "Copies",
-            "Of the newest complete checkpoint in memory, the least over its ranks.",
+            "Of the newest complete checkpoint in memory, the minimum over its ranks.",
             "none",
             f"min by (namespace, job) (surefoot_checkpoint_copies{{{JOB}}})",
             "{{job}}",
@@ -73,8 +73,8 @@ def now(whole: dashboard.Dashboard) -> None:
     )
     whole.with_panel(
         number(
-            "World",
-            "Ranks in the committed world.",
+            "World size",
+            "Ranks in the committed generation.",
             "none",
             f"max by (namespace, job) (surefoot_world_size{{{JOB}}})",
             "{{job}}",

@@ -32,11 +32,13 @@ def _now(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         number("Jobs", "By phase.", "none", f"sum by (phase) (surefoot_job_phase{{{JOB}}}) > 0", "{{phase}}")
     )
-    whole.with_panel(number("Ranks", "In committed worlds.", "none", f"sum(surefoot_world_size{{{JOB}}})", "ranks"))
+    whole.with_panel(
+        number("Ranks", "In committed generations.", "none", f"sum(surefoot_world_size{{{JOB}}})", "ranks")
+    )
     whole.with_panel(
         number(
             "Jobs in danger",
-            "They run, and a failure now would find no checkpoint in safety.",
+            "They run, and a failure now would leave no checkpoint to restore.",
             "none",
             f"sum((min by (namespace, job) (surefoot_checkpoint_protected{{{JOB}}}) == bool 0)"
             f" and on (namespace, job) ({running}))",
@@ -65,11 +67,11 @@ def _now(whole: dashboard.Dashboard) -> None:
     )
     whole.with_panel(
         number(
-            "Holders ready",
-            "Redis servers of the memory tier, as they say themselves: several a node where the chart says so.",
+            "Memory servers ready",
+            "As they report themselves: several a node where the chart's values say so.",
             "none",
             "sum(surefoot_memory_server_ready)",
-            "holders",
+            "memory servers",
         )
     )
 
@@ -87,7 +89,7 @@ def _over_time(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Failures by kind",
-            "In the last hour, each counted once a new world answers it.",
+            "In the last hour, counted once they led to a new generation.",
             "none",
             query(
                 f'round(sum by (kind) (increase(surefoot_incidents_total{{{JOB}, kind!="planned"}}[1h]))) > 0',

@@ -32,7 +32,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Incidents by kind",
-            "Failures, and planned changes of the world; counted once a new world answers them.",
+            "Failures and planned changes, counted once they led to a new generation.",
             "none",
             query(f"sum by (kind) (surefoot_incidents_total{{{JOB}}}) > 0", "{{kind}}"),
         )
@@ -48,7 +48,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Restored bytes by source",
-            "Where the bytes came from that trainers began with.",
+            "Where restored trainers read their state from.",
             "bytes",
             query(f"sum by (source) (surefoot_restore_bytes_total{{{JOB}}})", "{{source}}"),
             query(f"sum by (reason) (surefoot_restore_fallbacks_total{{{JOB}}})", "read again: {{reason}}"),
@@ -58,7 +58,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Steps lost and restarts",
-            "Steps that had to be run again; changes of the world after a failure.",
+            "Steps that had to be run again; new generations after a failure.",
             "none",
             query(f"sum by (namespace, job) (surefoot_lost_steps_total{{{JOB}}})", "{{job}} steps"),
             query(f"sum by (namespace, job) (surefoot_restarts_total{{{JOB}}})", "{{job}} restarts"),
@@ -88,12 +88,12 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_row(dashboard.Row("Training"))
     whole.with_panel(
         lines(
-            "World and agents",
-            "Ranks in the committed world, agents whose line is open, and the epoch.",
+            "Generation and agents",
+            "Ranks in the committed generation, connected agents, and the generation's number.",
             "none",
             query(f"max by (namespace, job) (surefoot_world_size{{{JOB}}})", "{{job}} ranks"),
             query(f"max by (namespace, job) (surefoot_agents_connected{{{JOB}}})", "{{job}} agents"),
-            query(f"max by (namespace, job) (surefoot_job_generation{{{JOB}}})", "{{job}} epoch"),
+            query(f"max by (namespace, job) (surefoot_job_generation{{{JOB}}})", "{{job}} generation"),
             width=6,
         )
     )
@@ -121,11 +121,11 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Loss",
-            "Mean of the workers that tell one; steps since the start whose loss was no number, or out of band, and rollbacks.",
+            "Mean of the workers that report one; since the start, steps whose loss was not finite or spiked, and rollbacks.",
             "none",
             query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}} > -Inf)", "{{job}}"),
-            query(f"sum by (namespace, job) (surefoot_nonfinite_losses_total{{{JOB}}})", "{{job}} steps not finite"),
-            query(f"sum by (namespace, job) (surefoot_loss_spikes_total{{{JOB}}})", "{{job}} out of band"),
+            query(f"sum by (namespace, job) (surefoot_nonfinite_losses_total{{{JOB}}})", "{{job}} not finite"),
+            query(f"sum by (namespace, job) (surefoot_loss_spikes_total{{{JOB}}})", "{{job}} spikes"),
             query(f"sum by (namespace, job) (surefoot_rollbacks_total{{{JOB}}})", "{{job}} rollbacks"),
             width=6,
         )
@@ -133,7 +133,7 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Samples per second",
-            "At the pace of the last steps; of packed data, rows.",
+            "Rate over the last steps; of packed data, rows.",
             "none",
             query(f"max by (namespace, job) (surefoot_job_samples_per_second{{{JOB}}})", "{{job}}"),
             width=8,
@@ -142,7 +142,7 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Passes over the data",
-            "With the share of the present one; of several sources, the one furthest behind.",
+            "Including the part of the current one; of several sources, the lowest.",
             "none",
             query(f"max by (namespace, job) (surefoot_job_data_epochs{{{JOB}}})", "{{job}}"),
             width=8,
@@ -164,7 +164,7 @@ def memory(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Fill",
-            "Used memory of each Redis server of a node by its limit. At 1 saves fail, visibly, and training goes on.",
+            "Used memory of each memory server of a node, divided by its limit. At 1 saves fail, visibly, and training goes on.",
             "percentunit",
             query(
                 "surefoot_memory_server_used_bytes / (surefoot_memory_server_max_bytes > 0)",
@@ -174,8 +174,8 @@ def memory(whole: dashboard.Dashboard) -> None:
     )
     whole.with_panel(
         lines(
-            "Holders as jobs find them",
-            "Instances that answer, are silent, or are known to be gone.",
+            "Memory servers as jobs see them",
+            "Memory servers that answer, do not answer, or are known to be gone.",
             "none",
             query(f"max by (state) (surefoot_memory_servers{{{JOB}}})", "{{state}}"),
         )
@@ -183,7 +183,7 @@ def memory(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Evictions and failed calls",
-            "Keys that a Redis threw away (it must not), and calls of the operator that failed.",
+            "Keys that a memory server evicted (it must not), and calls of the operator that failed.",
             "none",
             query("sum(increase(surefoot_memory_server_evicted_keys_total[$__rate_interval]))", "evicted keys"),
             query("sum by (call) (increase(surefoot_memory_call_failures_total[$__rate_interval]))", "{{call}}"),
@@ -196,7 +196,7 @@ def operator(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Watch age",
-            "Since the API server was last heard of, by what is watched. Beyond 45 s nothing is planned.",
+            "Since the API server's last message, by watched kind. Beyond 45 s nothing is planned.",
             "s",
             query("max by (kind) (surefoot_watch_age_seconds)", "{{kind}}"),
             width=6,
@@ -207,7 +207,7 @@ def operator(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Reconcile and loop lag",
-            "99th percentiles: one round of a job, and how late the operator's loop wakes up.",
+            "99th percentiles: one reconcile of a job, and how late the operator's event loop wakes up.",
             "s",
             query(f"histogram_quantile(0.99, sum by (le) (rate({reconciles})))", "reconcile"),
             query(f"histogram_quantile(0.99, sum by (le) (rate({lags})))", "loop lag"),
@@ -217,7 +217,7 @@ def operator(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Leader",
-            "Replicas that lead each shard: one, and for a moment of fail-over none.",
+            "Replicas that lead each shard: one, and none for a moment of a fail-over.",
             "none",
             query("sum by (shard) (surefoot_operator_leader)", "shard {{shard}}"),
             width=6,
@@ -226,12 +226,12 @@ def operator(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "What failed",
-            "Rounds that ended in an error, agents that were refused, watches that broke.",
+            "Reconciles that ended in an error, connections of agents that were rejected, watches that broke.",
             "none",
             query("sum(increase(surefoot_reconcile_failures_total[$__rate_interval]))", "reconciles"),
             query(
                 "sum by (reason) (increase(surefoot_agent_connections_rejected_total[$__rate_interval]))",
-                "refused: {{reason}}",
+                "rejected: {{reason}}",
             ),
             query("sum(increase(surefoot_watch_failures_total[$__rate_interval]))", "watches"),
             width=6,

@@ -11,8 +11,8 @@ def latency(whole: dashboard.Dashboard) -> None:
     whole.with_row(dashboard.Row("Checkpoint latency"))
     phases = {
         ("staging", "stage"): ("Stage", "A rank's state into staging memory, most of it during the next step."),
-        ("memory", "replicate"): ("Replicate", "One rank save to one holder of the memory tier."),
-        ("memory", "commit"): ("Commit", "The index entry of one rank save on one holder."),
+        ("memory", "replicate"): ("Replicate", "One rank save to one memory server."),
+        ("memory", "commit"): ("Commit", "The index entry of one rank save on one memory server."),
         ("persistent", "upload"): ("Upload", "One rank save from memory to the persistent tier."),
     }
     for (tier, phase), (title, about) in phases.items():
@@ -21,7 +21,7 @@ def latency(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         heat(
             "Stall",
-            "How long one save held one rank's training up.",
+            "How long one save blocked one rank's training.",
             f"surefoot_checkpoint_stall_seconds_bucket{{{JOB}}}",
             width=8,
         )
@@ -40,7 +40,7 @@ def latency(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Share of training time spent stalled",
-            "Stall of all ranks by step time of all workers: with several ranks a worker, divide by their number.",
+            "Stall of all ranks divided by step time of all workers: with several ranks a worker, divide by their number.",
             "percentunit",
             query(
                 f"sum by (namespace, job) (rate({stalled}{{{JOB}}}[$__rate_interval]))"
@@ -59,7 +59,7 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Steps behind",
-            "Steps that would be run again if all trainers died now, by tier.",
+            "Steps that would be run again if all trainers failed now, by tier.",
             "none",
             query(
                 f"clamp_min(max by (namespace, job) (surefoot_job_step{{{JOB}}}) - on (namespace, job) group_right ()"
@@ -72,7 +72,7 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Copies and protection",
-            "Copies of the newest complete checkpoint in memory; whether a failure now would find one in safety.",
+            "Copies of the newest complete checkpoint in memory; whether a failure now would leave one to restore.",
             "none",
             query(f"min by (namespace, job) (surefoot_checkpoint_copies{{{JOB}}})", "{{job}} copies"),
             query(f"min by (namespace, job) (surefoot_checkpoint_protected{{{JOB}}})", "{{job}} protected"),
@@ -91,7 +91,7 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Saves that failed",
-            "Rank saves that a tier did not take, by reason; fenced: what an old world tries after its end.",
+            "Rank saves that could not be written to a tier, by reason; fenced: an older generation tried, rightly rejected.",
             "none",
             query(
                 f"sum by (tier, reason) (increase(surefoot_checkpoint_failures_total{{{JOB}}}[$__rate_interval]))",
@@ -107,19 +107,19 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Saves that were skipped",
-            "Due saves for which no slot was free, and the level: every 2^level-th due step is saved.",
+            "Due saves for which no slot was free, and the exponent: every 2^exponent-th due step is saved.",
             "none",
             query(
                 f"sum by (namespace, job) (increase(surefoot_checkpoint_skipped_total{{{JOB}}}[$__rate_interval]))",
                 "{{job}} skipped",
             ),
-            query(f"max by (namespace, job) (surefoot_checkpoint_interval_exponent{{{JOB}}})", "{{job}} level"),
+            query(f"max by (namespace, job) (surefoot_checkpoint_interval_exponent{{{JOB}}})", "{{job}} exponent"),
         )
     )
     whole.with_panel(
         lines(
             "Steps between saves",
-            "By tier, as the job says or as the operator chose; why is in the job's status.",
+            "By tier, set by the job or chosen by the operator; the job's status has the reason.",
             "none",
             query(f"max by (namespace, job, tier) (surefoot_checkpoint_interval_steps{{{JOB}}})", "{{job}} {{tier}}"),
         )
@@ -127,7 +127,7 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Saves under way",
-            "Checkpoints staged on a worker and not yet on all their holders, the most of any worker.",
+            "Checkpoints staged on a worker and not yet on all their memory servers, the maximum of any worker.",
             "none",
             query(f"max by (namespace, job) (surefoot_checkpoint_pending{{{JOB}}})", "{{job}}"),
         )

@@ -120,7 +120,7 @@ def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
     save_one(tier, RankSave(1, 10, 1))
     save_one(tier, RankSave(1, 10, 0))
     with monkeypatch.context() as patched:
-        for listing in ("sizes", "folders"):
+        for listing in ("list_sizes", "list_folders"):
             patched.delattr(type(tier._store), listing)
         assert tier.read_newest_manifests() == tuple(whole), (
             "neither the unfinished one nor one that came later and is older"

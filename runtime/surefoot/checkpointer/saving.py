@@ -471,5 +471,7 @@ class StepSaves:
         self._saver.wait()
         self._saved_before = True
         if result == "skipped":
-            self._link.report_notice("SaveSkipped", f"step {step} had to be saved, and no slot was free: it is not")
+            text = f"step {step} had to be saved, and no slot was free: it is not"
+            _log.warning("%s", text)
+            self._link.report_notice("SaveSkipped", text)
         return self._saver.staged_step == step

@@ -29,6 +29,22 @@ SLOTS = 2
 PERSISTENT = MemoryServerInstance("persistent", "")
 """The persistent tier as a target of a drain."""
 
+LOGGED_BY_SENDER = frozenset(
+    (
+        "DataSkipped",
+        "DataSkipUnsupported",
+        "LossNonFinite",
+        "LossSpike",
+        "RestoredWithDifferences",
+        "SaveFailed",
+        "SaveSkipped",
+        "StateChangedAfterStep",
+        "StateReset",
+        "TrainingNotSaved",
+    )
+)
+"""Notices of `checkpointer`, which reach the log in any case."""
+
 
 @dataclass(frozen=True, slots=True)
 class InProcessTargets:
@@ -129,9 +145,11 @@ class InProcessBackend:
         log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
 
     def report_notice(self, reason: str, text: str) -> None:
+        """Logs a notice, unless its sender does so itself for every backend."""
         if reason.startswith("Save"):
             self._trouble = text
-        log.warning("%s: %s", reason, text)
+        if reason not in LOGGED_BY_SENDER:
+            log.warning("%s: %s", reason, text)
 
     def refuse_unsaved(self, step: int) -> None:
         """Raises LastStepNotSaved unless a target has acknowledged the save of `step`."""

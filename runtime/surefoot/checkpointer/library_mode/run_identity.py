@@ -112,11 +112,13 @@ def start_line(place: str, step: int, earlier: GenerationOwner | None, present: 
         return line
     line += f" of the run begun with `{earlier.command}` ({earlier})"
     clauses = present.differences(earlier)
-    if not clauses:
+    if clauses:
+        line += f"; {' and '.join(clauses)}"
+    if present.name == earlier.name and present.arguments == earlier.arguments:
         return line
     return (
-        f"{line}; {' and '.join(clauses)}. It replaces the older checkpoints: if it is another training, end it now and give"
-        " it a job_uid= or a folder= of its own"
+        f"{line}. It replaces the older checkpoints: if it is another training, end it now and give it a job_uid= or a"
+        " folder= of its own"
     )
 
 

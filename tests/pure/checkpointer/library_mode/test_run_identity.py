@@ -148,3 +148,10 @@ def test_a_run_whose_generation_was_overtaken_is_refused_at_its_next_save(
     caplog.clear()
     assert train(tmp_path, 0).status.restored_step == second.status.step
     assert "differ" not in caplog.text
+
+
+def test_a_restart_with_another_environment_is_told_so_and_not_to_end(argv: Arguments) -> None:
+    argv("0.1")
+    earlier, present = GenerationOwner.here({"LR": "1"}), GenerationOwner.here({"LR": "2"})
+    line = start_line("/w", 4, earlier, present)
+    assert line.endswith("; these environment variables differ: LR")
