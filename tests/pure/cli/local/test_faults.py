@@ -68,7 +68,7 @@ NODES = ("node-0", "node-1", "node-2")
         (
             "hang:1@step=3,for=2",
             Fault("hang", "node-1", 3, 2.0),
-            "have a trainer of node-1 hang at step 3, goes on after 2 s",
+            "have a trainer of node-1 hang at step 3, continues after 2 s",
         ),
         ("oom:0@step=7", Fault("oom", "node-0", 7, None), "have the OOM killer end a trainer of node-0 at step 7"),
         (
