@@ -26,6 +26,6 @@ def test_a_node_that_fails_the_job_again_and_again_is_left_at_a_saved_step(tmp_p
     moved = done.report["incidents"][-1]
     assert moved["steps_lost"] == 0
     assert "leaves node node-1 (6 of this job's 6 failures within 3600 s were on this node" in moved["reason"]
-    assert "and leaving it" in moved["reason"]
+    assert "and excluding it" in moved["reason"]
     assert done.report["max_loss_difference"] == 0.0
     assert done.report["parameters_bit_exact"] is True
