@@ -117,39 +117,39 @@ class InstantFabric:
 class InstantHolders:
     """Holders that answer at once, sealed and read as soon as that is asked."""
 
-    cleaned = False
-    layouts_known: frozenset[str] = frozenset()
-    refused: tuple[str, ...] = ()
+    is_deleted = False
+    layout_digests: frozenset[str] = frozenset()
+    out_of_bounds_records: tuple[str, ...] = ()
 
     def __init__(self, seen: JobSnapshot, changed: Callable[[bool], None]) -> None:
         self._changed = changed
         self._holders: dict[MemoryServerInstance, ObservedMemoryServer] = {h.endpoint.instance: h for h in seen.servers}
         self._seen = tuple(self._holders.values())
 
-    def seen(self) -> tuple[ObservedMemoryServer, ...]:
+    def observed_servers(self) -> tuple[ObservedMemoryServer, ...]:
         return self._seen
 
-    def usable(self, epoch: int) -> UsableMemoryServers:
+    def usable_servers(self, epoch: int) -> UsableMemoryServers:
         return UsableMemoryServers(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
 
-    def seal(self, holder: MemoryServerInstance, epoch: int) -> bool:
+    def fence(self, holder: MemoryServerInstance, epoch: int) -> bool:
         self._holders[holder] = replace(self._holders[holder], fence=epoch, read_generation=epoch)
         self._seen = tuple(self._holders.values())
         self._changed(True)
         return False
 
-    def follow(self, places: object, status: JobStatus, resting: bool, limit: int | None, ranks: int) -> None: ...
+    def update(self, places: object, status: JobStatus, resting: bool, limit: int | None, ranks: int) -> None: ...
 
-    def rest(self, status: JobStatus) -> None: ...
+    def pause_monitoring(self, status: JobStatus) -> None: ...
 
-    async def covers(self, listed: Sequence[object], layouts: Mapping[str, str], holders: object) -> Covers:
+    async def check_coverage(self, listed: Sequence[object], layouts: Mapping[str, str], holders: object) -> Covers:
         return COVERED
 
     async def drop(self, drops: object, epoch: int, seconds: float) -> None: ...
 
-    async def mark(self, checkpoint: object, epoch: int) -> None: ...
+    async def set_watermark(self, checkpoint: object, epoch: int) -> None: ...
 
-    async def sweep(self, *given: object) -> None: ...
+    async def delete_uncommitted(self, *given: object) -> None: ...
 
 
 class Agents:

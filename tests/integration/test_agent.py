@@ -197,7 +197,7 @@ async def test_a_rank_that_hangs_is_found_by_its_missing_steps(crew: Crew) -> No
     waiting, asleep, *collectives = exited.detail.splitlines()
     assert asleep.startswith("rank 1: in main (programs/gloo_trainer.py:")
     assert waiting.startswith("rank 0: in ")
-    assert [line.partition(", made")[0] for line in collectives] == [
+    assert [line.partition(", called")[0] for line in collectives] == [
         "rank 0: waits in all_reduce #6 of default_pg (Float[1])",
         "rank 1: in no collective, the last: all_reduce #5 of default_pg (Float[1])",
     ]

@@ -107,7 +107,7 @@ def test_a_folder_that_went_away_is_not_made_anew_and_is_named(job: JobSettings,
     (empty,) = answers(job, ListPersistent(1, begin=False))
     assert isinstance(empty, PersistentPage)
     assert empty.error is not None
-    assert f"{tmp_path / 'kept' / 'job-1'} is not there" in empty.error
+    assert f"{tmp_path / 'kept' / 'job-1'} is missing" in empty.error
     assert list((tmp_path / "kept").iterdir()) == []
     (begun,) = answers(job, ListPersistent(1, begin=True))
     assert isinstance(begun, PersistentPage)

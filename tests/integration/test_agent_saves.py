@@ -236,10 +236,10 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         await coordinator.say(0, DeletePersistent(7, (save.checkpoint,)))
         assert (await coordinator.until(0, DeleteReply)) == DeleteReply(7, None)
         await coordinator.say(0, ListPersistent(8))
-        assert (await coordinator.until(0, PersistentPage, lambda m: m.request_id == 8)).manifests == ()
+        assert (await coordinator.until(0, PersistentPage, lambda m: m.request == 8)).manifests == ()
         unknown = MemoryServerInstance("node-x", "nobody")
         await coordinator.say(0, RepairSave(9, 1, save, first.instance, unknown))
-        failed = await coordinator.until(0, RepairReply, lambda m: m.request_id == 9)
+        failed = await coordinator.until(0, RepairReply, lambda m: m.request == 9)
         assert failed.error is not None
         assert "node-x" in failed.error
         await coordinator.say(0, Shutdown("complete", 0))

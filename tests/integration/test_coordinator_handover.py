@@ -69,4 +69,4 @@ async def test_who_served_a_job_before_turns_away_its_own_agents_alone(stand: St
         stand.server.remove_channel("job-1", second)
         await agent.ended()
     async with FakeAgent(stand.server.url, hello(0)) as agent:
-        assert "not served here" in (await agent.heard(HelloRejected)).reason
+        assert "does not serve job job-1" in (await agent.heard(HelloRejected)).reason

@@ -124,7 +124,9 @@ async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: F
     await until(sealed, "the others are sealed")
     frozen = [h for job in fleet.jobs for h in job.observed_servers() if h.read_generation != 2]
     await until(
-        lambda: {h.state for job in fleet.jobs for h in job.observed_servers() if h.read_generation != 2} == {"Silent"},
+        lambda: (
+            {h.state for job in fleet.jobs for h in job.observed_servers() if h.read_generation != 2} == {"Unreachable"}
+        ),
         "silent",
     )
     assert len(frozen) == JOBS
@@ -243,5 +245,7 @@ async def test_an_error_that_nobody_foresaw_ends_no_visits(fleet: Fleet, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(AsyncServerConnection, "exchange", raises)
-        await until(lambda: {h.state for h in one.observed_servers()} == {"Silent"}, "none of them is taken for well")
+        await until(
+            lambda: {h.state for h in one.observed_servers()} == {"Unreachable"}, "none of them is taken for well"
+        )
     await until(lambda: {h.state for h in one.observed_servers()} == {"Ready"}, "they are visited as before")

@@ -45,7 +45,7 @@ def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dea
         return
     # a machine that is busy with other things starts a worker in longer than a world: then the sums must say so
     sums = re.findall(
-        r"so waiting costs ([0-9.]+) s of training, and going on with 2 of 3 workers ([0-9.]+) s", done.said
+        r"so waiting costs ([0-9.]+) s of training, and continuing with 2 of 3 workers ([0-9.]+) s", done.said
     )
     waiting, going_on = map(float, sums[-1])
     assert going_on <= waiting, sums  # told to a tenth of a second

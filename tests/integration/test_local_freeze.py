@@ -66,7 +66,7 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
         run.wait("the thawed node's holder under the new epoch's fence", is_awake)
         epoch = shrunk()
         run.wait("the end of the old epoch's trainers", lambda: set(run.epochs_of_trainers()) == {epoch})
-        assert f"epoch {epoch} is claimed" in run.agent_log(1)
+        assert f"generation {epoch} is claimed" in run.agent_log(1)
         run.open_gate(55)
         run.wait("the world with the thawed node", has_grown_again)
         run.wait_for_step(120)

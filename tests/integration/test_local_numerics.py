@@ -50,7 +50,7 @@ def test_data_that_is_no_number_is_skipped_and_the_run_ends_with_a_finite_loss(t
     # what lies between is left out as a whole, and nothing else
     assert report["samples_skipped_at"] == [[begun * BATCH, reached * BATCH]]
     assert (report["samples_lost"], report["samples_repeated"]) == (0, 0)
-    assert f"samples skipped {(reached - begun) * BATCH}, as rollbacks say" in done.said
+    assert f"samples skipped by rollbacks {(reached - begun) * BATCH}: positions " in done.said
     assert done.told("RolledBack")
     assert any("are left out by loader" in text for text in done.told("DataSkipped"))
 

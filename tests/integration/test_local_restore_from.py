@@ -153,5 +153,5 @@ def test_a_step_that_the_older_job_does_not_have_fails_the_new_one(tmp_path: Pat
     before = content(old)
     done = run(tmp_path, "later", 20, 1, restoreFrom={"uri": f"file://{old}", "step": 7})
     assert done.returncode != 0
-    assert "no complete checkpoint of step 7 to begin from: complete are those of steps 10" in done.stdout
+    assert "no complete checkpoint of step 7 to start from: complete checkpoints are at steps 10" in done.stdout
     assert content(old) == before

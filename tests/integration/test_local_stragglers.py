@@ -28,7 +28,7 @@ def test_a_slow_rank_alone_is_named_and_its_worker_moved_at_a_saved_step(tmp_pat
     assert len(done.told("StragglerResolved")) == 1
     (moved,) = done.report["incidents"]
     assert moved["kind"] == "planned"
-    assert re.search(r"leaves node node-1 \(rank \d was slow there\)", moved["reason"])
+    assert re.search(r"is moved off node node-1 \(rank \d was slow there\)", moved["reason"])
     assert moved["steps_lost"] == 0
 
 

@@ -13,7 +13,7 @@ import os
 from surefoot.agent import state_machine
 from surefoot_operator.coordinator import desired_messages
 
-desired_messages.FEW_HOLDERS = 0
+desired_messages.SEND_ALL_UP_TO_SERVERS = 0
 request_all_servers = state_machine.request_all_servers
 
 def noted(epoch):

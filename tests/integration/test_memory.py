@@ -115,7 +115,7 @@ async def test_a_holder_that_restarted_empty_is_another_one_and_the_former_is_go
     first = await stand.ready()
     stand.follow(assigned_servers=(first,))
     server.kill()
-    await stand.comes(lambda: stand.seen().state == "Silent", "it does not answer")
+    await stand.comes(lambda: stand.seen().state == "Unreachable", "it does not answer")
     stand.places = [replace(stand.places[0], running=False)]
     stand.follow()
     assert stand.seen().state == "Gone"
@@ -151,7 +151,7 @@ async def test_a_restart_that_no_fabric_noticed_is_found_by_its_run_id(stand: St
 async def test_what_status_names_and_nobody_has_seen_is_silent_unless_its_server_is_known_dead(stand: Stand) -> None:
     server = stand.start()
     stand.follow(membership=world(1), assigned_servers=(endpoint(server, "node-9"),))
-    assert [h.state for h in stand.tier.observed_servers()] == ["Silent"]
+    assert [h.state for h in stand.tier.observed_servers()] == ["Unreachable"]
     stand.places.append(place(server, "node-9", alive=False))
     stand.follow()
     assert stand.seen("node-9").state == "Gone"
@@ -167,7 +167,7 @@ async def test_a_frozen_holder_becomes_silent_and_holds_nobody_else_up(stand: St
     stand.tier.fence(first.instance, 2)
     stand.tier.fence(second.instance, 2)
     await stand.comes(lambda: stand.seen("node-2").read_generation == 2, "the other is sealed")
-    await stand.comes(lambda: stand.seen("node-1").state == "Silent", "the frozen one is silent")
+    await stand.comes(lambda: stand.seen("node-1").state == "Unreachable", "the frozen one is silent")
     stand.follow(membership=world(2))
     os.kill(frozen.process.pid, signal.SIGCONT)
     await stand.ready("node-1")

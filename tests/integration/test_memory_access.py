@@ -74,7 +74,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_a_changed_password(stand: Stand) -> None:
     before = await stand.comes("Ready")
     stand.change("ACL", "SETUSER", "default", "resetpass", ">another one")
-    refused = await stand.comes("Silent", refusing=True)
+    refused = await stand.comes("Unreachable", refusing=True)
     assert "rejects this account" in refused.last_error
     stand.follow(admin_password="another one")
     after = await stand.comes("Ready")
@@ -90,7 +90,7 @@ async def test_a_changed_authority(stand: Stand, tmp_path: Path) -> None:
     folder.mkdir()
     certificate, key = other.sign(redis_server.TLS_SERVER_NAME).files(folder)
     stand.change("CONFIG", "SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
-    refused = await stand.comes("Silent", refusing=True)
+    refused = await stand.comes("Unreachable", refusing=True)
     assert "another authority" in refused.last_error
     stand.follow(tls_ca=other.pem)
     await stand.comes("Ready")

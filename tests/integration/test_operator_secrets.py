@@ -87,7 +87,7 @@ async def test_problems_are_sentences(server: FakeApi) -> None:
         await load_or_create_secret(server.api, WHERE, lambda: {"a": b"1"})
     server.before = lambda verb, path: None
     stored(server, WHERE, {"root": b"short"})
-    with pytest.raises(PlatformError, match="needs 32 bytes"):
+    with pytest.raises(PlatformError, match="needs at least 32 bytes"):
         await load_root_key(server.api, WHERE)
     with pytest.raises(PlatformError, match="has no `password`"):
         await load_admin_password(server.api, WHERE)

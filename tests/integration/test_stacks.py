@@ -20,8 +20,8 @@ from surefoot.linux_process import state_of
 
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
-from surefoot.ipc.stacks import install
-install(sys.argv[1])
+from surefoot.ipc.stacks import install_stack_handler
+install_stack_handler(sys.argv[1])
 def ready(): print("ready", flush=True)
 """
 C_WITH_THE_GIL = "libc = ctypes.PyDLL(None)\nready()\nwhile True: libc.sleep(1000)\n"

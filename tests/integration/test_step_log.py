@@ -85,7 +85,7 @@ def test_wandb_itself_keeps_each_step_with_its_texts(tmp_path: Path, monkeypatch
     [file] = tmp_path.glob("wandb/offline-run-*/run-one.wandb")
     logged = history(file)
     assert [line["_step"] for line in logged] == list(range(1, 13))
-    assert logged[0]["surefoot/world"] == "epoch 1: a world of 1 begins"
+    assert logged[0]["surefoot/world"] == "generation 1 with 1 rank begins at step 0"
     assert {"train/loss", "train/rate", "surefoot/step_seconds", "surefoot/world_size"} <= set(logged[0])
     assert any("step 4 is copied" in str(line.get("surefoot/checkpoint")) for line in logged)
 

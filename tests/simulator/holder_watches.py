@@ -34,7 +34,7 @@ class HolderWatches:
         world = self._operator.told_world
         for holder in current.values():
             if holder.process.alive and holder.id not in self.by_holder:
-                self.by_holder[holder.id] = Watch(holder.endpoint, "Silent", self._operator.now)
+                self.by_holder[holder.id] = Watch(holder.endpoint, "Unreachable", self._operator.now)
         for identity, watch in list(self.by_holder.items()):
             actual = self._operator.simulation.holders[identity]
             if self._is_known_dead(actual) or current.get(identity) is None:
@@ -61,7 +61,7 @@ class HolderWatches:
         def done(answer: Any) -> None:
             watch.busy = False
             if isinstance(answer, Unavailable | Refusal):
-                self._turn(watch, "Silent")
+                self._turn(watch, "Unreachable")
                 return
             watch.fence, entries, layouts = answer
             self._operator.known.learn(layouts)
@@ -93,7 +93,7 @@ class HolderWatches:
 
         def failed() -> None:
             watch.busy = watch.sealing = False
-            self._turn(watch, "Silent")
+            self._turn(watch, "Unreachable")
             self._operator.poke()
 
         def sealed(answer: Any) -> None:

@@ -116,7 +116,7 @@ class Oracle(Watcher):
                 h.state == "Ready" and h.endpoint.server_id == holder.endpoint.server_id and h.endpoint.instance != name
                 for h in observed.servers
             )  # another instance runs in its place: it is no more, which is known and not silence
-            if holder.state == "Silent" and name in named and name.run_id not in new.lost_servers and not another:
+            if holder.state == "Unreachable" and name in named and name.run_id not in new.lost_servers and not another:
                 self.fail(f"epoch {world.generation} is committed although {name} is silent and not given up")
 
     def written(self, old: JobStatus, new: JobStatus) -> None:

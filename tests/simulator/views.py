@@ -35,7 +35,7 @@ class Watch:
     """What this operator's own calls to one holder showed."""
 
     endpoint: MemoryServerEndpoint
-    state: str = "Silent"
+    state: str = "Unreachable"
     since: float = 0.0
     fence: int | None = None
     read_epoch: int | None = None
@@ -56,7 +56,7 @@ def seen_holders(
         for w in watches.values()
     ]
     unmet = [e for e in named if e.instance not in watches]
-    return (*seen, *(ObservedMemoryServer(e, "Silent", term_seconds) for e in unmet))
+    return (*seen, *(ObservedMemoryServer(e, "Unreachable", term_seconds) for e in unmet))
 
 
 @dataclass

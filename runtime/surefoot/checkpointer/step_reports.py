@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -183,7 +184,7 @@ def _number(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def plain_number(value: torch.Tensor | float | None) -> float | None:
+def plain_number(value: Any) -> float | None:
     """Returns a loss or norm as a number.
 
     Raises:

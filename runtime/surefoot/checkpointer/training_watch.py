@@ -63,7 +63,7 @@ class TrainingWatch:
             if (watch := weak()) is not None:
                 watch._before_step(optimizer)
 
-        self._hook = register_optimizer_step_pre_hook(before_step)  # type: ignore[no-untyped-call]  # torch leaves it so
+        self._hook = register_optimizer_step_pre_hook(before_step)
 
     def close(self) -> None:
         """Observes no optimizer any more."""

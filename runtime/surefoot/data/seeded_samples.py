@@ -81,12 +81,12 @@ class SeededSamples:
                     return batch
             states.restore()
             self._draws = True
-        states = None if get_worker_info() is not None else GeneratorStates(is_complete=True)
+        training_states = None if get_worker_info() is not None else GeneratorStates(is_complete=True)
         try:
             return self._fetch_seeded(keys)
         finally:
-            if states is not None:
-                states.restore()
+            if training_states is not None:
+                training_states.restore()
 
     def _fetch(self, keys: BatchKeys) -> Any:
         fetch_many = getattr(self.dataset, "__getitems__", None)
@@ -195,7 +195,7 @@ def _numpy_address(numpy: Any) -> int | None:
     generator = getattr(numpy.random.mtrand._rand, "_bit_generator", None)
     if type(generator).__name__ != "MT19937":
         return None
-    address: int = generator.ctypes.state_address
+    address: int = generator.ctypes.state_address  # type: ignore[union-attr]  # its type was just looked at
     return address
 
 
@@ -208,6 +208,6 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None, "torch calls it in workers alone"
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # its own setter refuses
+        object.__setattr__(info, "dataset", getattr(info.dataset, "dataset"))  # noqa: B009  # torch types it as any data set
         if self._function is not None:
             self._function(worker)

@@ -110,7 +110,7 @@ LIVENESS = (
     Mutation("a last step that was lost is not trained again",  # by programs whose patience for a slot is over
              patches=((final_checkpoint, "_find_lost_save", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),
     Mutation("a hang is never noticed",
-             patches=((failures, "detect_hang", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
+             patches=((failures, "detect_hang", constant(None)), (agent_life, "_apply_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),
     Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
     Mutation("an upload that was not wanted for a while is not asked for again",

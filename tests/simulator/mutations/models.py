@@ -67,7 +67,7 @@ MODELS = (
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
     Mutation("drop leaves the index entry", replace(ALL, drop_index_first=False)),
     Mutation("a drain writes as the newest epoch that its agent heard of", patches=((DrainRunner, "writer", _newest_heard),)),
-    Mutation("a save that no target took is given up at once", patches=((state_machine, "_with_retries", _given_up),), settings=LAST),
+    Mutation("a save that no target took is given up at once", patches=((state_machine, "_update_retries", _given_up),), settings=LAST),
     Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False), settings=RIVALS),
     Mutation("status is written testing the world alone", replace(ALL, compare_status=False), settings=RIVALS),
     Mutation("trainers are not reaped", replace(ALL, reap=False)),

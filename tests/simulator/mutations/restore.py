@@ -103,7 +103,7 @@ def _another_of_its_node(known: facts.Facts, silent: list[MemoryServerEndpoint])
     return [one for one in silent if one.instance.node not in answering]
 
 
-_SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, facts))
+_SEALED = tuple((module, "fenced_servers_at", _any_ready) for module in (facts, facts))
 
 RESTORE = (
     Mutation("a world that is tied to a size gets another", patches=((plan, "size_constraint_of", constant(None)),), settings=TIED),
