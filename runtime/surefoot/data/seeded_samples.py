@@ -181,7 +181,7 @@ class GeneratorStates:
 @lru_cache(maxsize=1)
 def _python_address() -> int | None:
     """Returns where Python's global generator keeps its index and words; None: not where CPython has them."""
-    generator = random._inst  # type: ignore[attr-defined]  # typeshed leaves it out
+    generator = random._inst
     if type(generator).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return None
     words = random.getstate()[1]
