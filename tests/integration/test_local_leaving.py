@@ -17,7 +17,9 @@ def test_a_node_that_fails_the_job_again_and_again_is_left_at_a_saved_step(tmp_p
     job = Job(steps=160, workers=3, gates=(120,), trainer=("--pace", "0.03"))
     struck = faults(*(f"trainer:1@step={step}" for step in range(15, 105, 15)))
     with running(tmp_path, job, "--nodes", "4", *struck, "--compare") as run:
-        run.wait("a worker elsewhere, for which it halts", lambda: "is moved off node node-1" in run.status.message, 180.0)
+        run.wait(
+            "a worker elsewhere, for which it halts", lambda: "is moved off node node-1" in run.status.message, 180.0
+        )
         run.open_gate(120)
         done = run.finish()
     assert_whole(done.report, 160)
