@@ -175,7 +175,9 @@ def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: HolderPair) 
     saver.close()
     assert memory.saves(two) == []
     memory.client(two).fence(3)
-    assert "epoch 3 rules" in str(repair_save(save, memory.open(one), memory.open(two), 2, TokenBucket()))
+    assert "generation 3 of this job has replaced this one" in str(
+        repair_save(save, memory.open(one), memory.open(two), 2, TokenBucket())
+    )
     assert memory.saves(two) == []
     assert repair_save(save, memory.open(one), memory.open(two), 3, TokenBucket()) is None
     assert memory.saves(two) == [save]

@@ -86,7 +86,7 @@ async def test_survivors_train_on_and_old_saves_are_dropped_though_no_replacemen
     await until(few, "only the newest checkpoints are kept")
     if unkind == "refuses":
         why = next(c.message for c in town.status.conditions if c.type == "PodsScheduled")
-        assert why.endswith("was refused: the API server refused to POST pods: 403 Forbidden: exceeded quota")
+        assert why.endswith("was rejected: the API server refused to POST pods: 403 Forbidden: exceeded quota")
         fabric.unkind = ""
         town.start("node-2")
         await until(lambda: committed(town, 3), "it is made once it is allowed")

@@ -38,7 +38,7 @@ from surefoot.state import Program
 JOB = "sharing"
 STEP = int(os.environ.get("STEP", "3"))
 ACCOUNT = redis_server.account("sharing-user", "a password")
-REASONS = ("exchange", "peer", "corrupt", "missing", "silent")
+REASONS = ("exchange", "peer", "corrupt", "missing", "unreachable")
 
 
 def objects() -> dict[str, Any]:
