@@ -47,7 +47,7 @@ def test_jobs_are_listed_in_each_form(owner: Person, job: Job) -> None:
     assert "EXPOSED" in wide.splitlines()[0]
     assert owner.namespace in owner.gets("list", "-A")
     (listed,) = [one for one in owner.types("list", "-o", "json").parsed if one["name"] == name]
-    assert (listed["state"], listed["world_ranks"]) == ("Running", 3)
+    assert (listed["state"], listed["world_size"]) == ("Running", 3)
     assert f"name: {name}" in owner.gets("list", "-o", "yaml")
 
 
@@ -70,7 +70,7 @@ def test_logs_begin_with_whom_the_failure_blames(owner: Person, job: Job) -> Non
     name = job.asked.name
     lines = owner.gets("logs", name, "--tail", "2").splitlines()
     assert "blamed" in lines[0], lines
-    assert "goes on from step" in owner.gets("logs", name, "--rank", "0", "--tail", "500")
+    assert "continues from step" in owner.gets("logs", name, "--rank", "0", "--tail", "500")
     assert owner.gets("logs", name, "--worker", "0", "--tail", "5").startswith("== worker 0 (attempt ")
 
 
@@ -88,7 +88,7 @@ def test_the_doctor_finds_a_cluster_whole_and_each_way_open(owner: Person, job: 
     assert said.code == 0, said
     states = {line.split(maxsplit=1)[0] for line in said.out.splitlines() if line[:1].strip()}
     assert "fault" not in states, said.out
-    for ways in ("network to the operator", "network to holders", "network between workers"):
+    for ways in ("network to the operator", "network to memory servers", "network between workers"):
         (line,) = [one for one in said.out.splitlines() if ways in one]
         assert line.startswith("ok"), said.out
 

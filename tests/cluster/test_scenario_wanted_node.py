@@ -28,7 +28,7 @@ def test_a_node_under_maintenance_is_left_without_a_lost_step(stage: Stage) -> N
     job.wait_training(2, 10)
     planned = [i for i in job.incidents() if i.generation >= struck.epoch]
     assert [i.kind for i in planned] == ["planned"], planned
-    assert f"leaves node {node} (it has the label {SIGNAL}=ONGOING)" in planned[0].reason
+    assert f"is moved off node {node} (it has the label {SIGNAL}=ONGOING)" in planned[0].reason
     row = Row("node to be left", worlds=[2, 2], whole_again_seconds=stage.whole_again(job, struck))
     row.steps_lost = planned[0].steps_lost
     assert row.steps_lost == 0, planned
