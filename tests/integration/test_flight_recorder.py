@@ -24,14 +24,14 @@ for _ in range(5):
 dist.all_reduce(value, group=other)
 
 # gloo gives a collective back before its thread tells the recorder that it is over.
-while any(one.waits for one in answer(rank, 1).collectives):
+while any(one.is_waiting for one in answer(rank, 1).collectives):
     pass
 
 def tell():
     found = answer(rank, 1)
-    while recorded and not any(one.waits for one in found.collectives):
+    while recorded and not any(one.is_waiting for one in found.collectives):
         found = answer(rank, 1)
-    print(*sorted(f"{one.state} {one}" for one in found.collectives), found.why, sep="\\n")
+    print(*sorted(f"{one.state} {one}" for one in found.collectives), found.reason, sep="\\n")
     store.set("told", "1")
 
 if rank == 0:
