@@ -182,7 +182,7 @@ def test_followed_suspended_rolled_back_and_followed_to_its_end(
     stage.kubectl("delete", "trainingjob", "rolled-back")
     assert done.returncode == 0, done
     assert done.stdout.startswith("== rank 0, worker "), done
-    assert f"goes on from step {floor.step}" in done.stdout, done
+    assert f"continues from step {floor.step}" in done.stdout, done
 
 
 def checkpoints(action: str, *words: str) -> str:

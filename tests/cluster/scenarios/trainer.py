@@ -83,7 +83,7 @@ def main() -> None:
     checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
     start = checkpointer.restore()
     written = Written(given.folder, rank)
-    print(f"rank {rank} of {world} goes on from step {start}", flush=True)
+    print(f"rank {rank} of {world} continues from step {start}", flush=True)
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):
         began = time.perf_counter()
         loss = (model(batch.data[0]) - batch.data[1]).square().mean() * batch.weight
