@@ -177,7 +177,7 @@ def test_operator_and_pods_are_rolled_out_under_a_job_that_trains(kinds: tuple[s
 def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     wish = Settings(nodes=4, workers=3, least_workers=3, steps=40, faults=1, kinds=("node is to be left",))
     outcomes = [simulate(seed, wish, tracing=True) for seed in range(6)]
-    moved = [o for o in outcomes if any("leaves node" in line for line in o.trace)]
+    moved = [o for o in outcomes if any("is moved off node" in line for line in o.trace)]
     assert moved
     assert [o.phase for o in outcomes] == ["Complete"] * 6
 
@@ -192,9 +192,9 @@ def test_a_deleted_pod_costs_no_step(least: int) -> None:
         trace = "\n".join(simulate(seed, wish, tracing=True).trace)
         before, deleted, _ = trace.partition("-1 is deleted")
         if deleted and "generation 1 runs" in before:
-            until, _, after = trace.partition("epoch 2 restores ")
-            step = re.findall(r"3 of 3 workers hold at step (\d+)", until)[-1]
-            assert after.startswith(f"step {step} of epoch 1"), f"seed {seed}"
+            until, _, after = trace.partition("generation 2 restores ")
+            step = re.findall(r"3 of 3 workers wait at step (\d+)", until)[-1]
+            assert after.startswith(f"step {step} of generation 1"), f"seed {seed}"
             left += 1
     assert left >= 4
 
@@ -270,7 +270,7 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
     for seed in range(8):
         outcome = simulate(seed, replace(judgement.SICK, least_workers=least), tracing=True)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        moved += any("leaves node" in line and "GpuLost" in line for line in outcome.trace)
+        moved += any("is moved off node" in line and "GpuLost" in line for line in outcome.trace)
     assert moved >= 2
 
 
