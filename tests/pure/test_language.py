@@ -104,7 +104,7 @@ REMAINING: dict[str, int] = {
     "runtime/surefoot/agent/trainers": 1,
     "runtime/surefoot/checkpointer": 236,
     "runtime/surefoot/checkpointer/library_mode": 131,
-    "runtime/surefoot/data": 173,
+    "runtime/surefoot/data": 174,
     "runtime/surefoot/data/sources": 35,
     "runtime/surefoot/flush": 3,
     "runtime/surefoot/format": 1,

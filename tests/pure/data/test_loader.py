@@ -115,7 +115,7 @@ def test_a_world_of_another_size_is_refused_with_the_ways_out(name: str, local: 
     blobs = saved(name, [Stream("a", 17), Stream("b", 23)], **options)
     assert tied_objects(manifest(r, b, 2) for r, b in enumerate(blobs)) == (name,)
     with pytest.raises(
-        StateMismatch, match=rf"{name} \(Stream\).*of 2 ranks and this world has 1.*ElasticLoader.*anew"
+        StateMismatch, match=rf"{name} \(Stream\).*of 2 ranks and this world has 1.*ElasticLoader.*reset_on_resize"
     ):
         restored(Stream("new"), name, blobs, (0, 1), **options)
 
@@ -166,7 +166,9 @@ def test_values_that_agree_are_shared_at_any_size_and_others_are_not_given_away(
     assert tied_objects(manifest(r, b, 2) for r, b in enumerate(unlike)) == ("meter",)
     program = Program({"meter": Meter(0.0)}, (0, 3))
     assert program.divide((), 2, lambda _: []) == []
-    with pytest.raises(StateMismatch, match=r"meter \(Meter\) did not have the same values on all ranks.*anew"):
+    with pytest.raises(
+        StateMismatch, match=r"meter \(Meter\) did not have the same values on all ranks.*reset_on_resize"
+    ):
         program.divide(("meter",), 2, lambda _: [])
     assert Program({"meter": Meter(0.0)}, (0, 3), ("meter",)).divide(("meter",), 2, lambda _: [])
     assert Program({"meter": Meter(0.0)}, (0, 3), anew=("meter",)).divide(("meter",), 2, lambda _: [])
