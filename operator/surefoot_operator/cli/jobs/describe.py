@@ -335,7 +335,7 @@ def _header_lines(description: JobDescription) -> list[str]:
     remaining_text = "" if pace.remaining_seconds is None else f", about {age(pace.remaining_seconds)} left"
     membership_text = UNKNOWN
     if summary.world_size is not None:
-        membership_text = f"epoch {summary.generation}, {summary.world_size} ranks, began at step {number(description.began_step)}: {description.membership_reason}"
+        membership_text = f"generation {summary.generation}, {summary.world_size} ranks, began at step {number(description.began_step)}: {description.membership_reason}"
     newest_text = "none yet" if pace.checkpoint_step is None else f"step {format_newest_checkpoint(pace)}"
     persistent_text = "" if description.persistent_step is None else f"; persistent tier: {description.persistent_step}"
     persistent_text += "" if description.good_step is None else f"; proven good: {description.good_step}"

@@ -226,7 +226,7 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
             *(Curve("discarded", points) for points in loss.discarded),
         ),
         bands=tuple(
-            XBand(begin_step, end_step, f"epoch {entry.generation}, {ranks_of(entry.world_size)}")
+            XBand(begin_step, end_step, f"generation {entry.generation}, {ranks_of(entry.world_size)}")
             for entry, begin_step, end_step in zip(
                 facts.lineage, begin_steps, [*begin_steps[1:], last_step], strict=True
             )

@@ -89,7 +89,7 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
     for said in (
         "team/gpt", "node-lost: node node-1 is gone", "first new step, restored from memory, 2 steps lost", "0.300 s",
         "steps that a failure undid", "the same job without faults", "2e-13 (checkpoint of step 20)", "24.8 MB each",
-        "epoch 2, 1 rank", "median 10 ms", "2 → 1 ranks", "surefoot 1.2.3",
+        "generation 2, 1 rank", "median 10 ms", "2 → 1 ranks", "surefoot 1.2.3",
     ):  # fmt: skip
         assert said in found.text, said
     assert found.tags["svg"] >= 6  # two charts for two widths, a recovery, the job's time, keys
