@@ -87,7 +87,7 @@ def _during_a_claim(seen: JobSnapshot, pinned: Checkpoint | None, going: DropsIn
 
 def _hasty_floor(facts: Any) -> Checkpoint | None:
     """A checkpoint counts as complete in the persistent tier once any rank's save is there."""
-    return completeness.newest_checkpoint(facts.promoted) or facts.status.last_uploaded
+    return completeness.newest_checkpoint(facts.uploaded) or facts.status.last_uploaded
 
 
 def _steps_of_its_own(facts: Any) -> Checkpoint | None:
