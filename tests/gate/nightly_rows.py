@@ -168,12 +168,6 @@ ROWS: tuple[NightlyRows, ...] = (
         text="one killed memory server",
     ),
     NightlyRows(
-        "cluster/test_gang.py",
-        r"test_without_its_api\w+",
-        ("cluster/test_gang.py::test_a_whole_world_is_placed_or_none_of_it",),
-        text="a gang scheduler whose API is installed later",
-    ),
-    NightlyRows(
         "cluster/test_scenario_drained.py",
         r"test_a_drained_fixed_size\w+",
         ("cluster/test_scenario_wanted_node.py::test_a_node_under_maintenance_is_left_without_a_lost_step",),
