@@ -68,11 +68,11 @@ class Installed:
         nodes = [pod["spec"].get("nodeName") for pod in self.pods("memory-tier") if is_ready(pod)]
         return len(set(nodes))
 
-    def pods(self, part: str) -> list[Object]:
-        """Of the operator or of the memory tier."""
+    def pods(self, part: str, ending: bool = False) -> list[Object]:
+        """Pods of the operator or of the memory tier; `ending`: with those that are being deleted."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=surefoot.dev/part%3D{part}"
         found: list[Object] = self.api.call("GET", path)["items"]
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return [pod for pod in found if ending or "deletionTimestamp" not in pod["metadata"]]
 
     def rounds(self) -> set[str | None]:
         """The marks that pods of the operator and the memory tier bear."""
