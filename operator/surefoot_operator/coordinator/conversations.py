@@ -23,7 +23,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot_operator.coordinator import barrier, listings, uploads
 from surefoot_operator.coordinator.listings import (
-    is_listing,
+    persistent_listing_after_drop,
     source_listing_after_drop,
 )
 from surefoot_operator.coordinator.pending_requests import (
@@ -34,7 +34,7 @@ from surefoot_operator.coordinator.pending_requests import (
 )
 
 
-def apply_reply(requests: PendingRequests, worker: WorkerId, message: FromAgent, now: float = 0.0) -> PendingRequests:
+def apply_reply(requests: PendingRequests, worker: WorkerId, message: FromAgent, now: float) -> PendingRequests:
     """Applies an agent's reply; a reply that matches no request is ignored."""
     if isinstance(message, BarrierReply):
         return with_barrier(requests, barrier.apply_barrier_reply(requests.barrier, worker, message))
@@ -59,7 +59,7 @@ def apply_reply(requests: PendingRequests, worker: WorkerId, message: FromAgent,
 
 def desired_requests(requests: PendingRequests, worker: WorkerId) -> list[ToAgent]:
     """Lists the requests that this worker's agent must have received, except a barrier."""
-    upload, shutdown = uploads.desired_upload(requests, worker), requests.shutdowns.get(worker)
+    upload, shutdown = requests.uploads.get(worker), requests.shutdowns.get(worker)
     return [*requests.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
 
 
@@ -97,9 +97,9 @@ def drop_requests_of_other_generations(
     is_barrier_current = (
         requests.barrier is not None and requests.barrier.barrier.generation == generation and is_committed
     )
-    barrier = requests.barrier if is_barrier_current else None
+    present_barrier = requests.barrier if is_barrier_current else None
     upload_by_worker = {w: p for w, p in requests.uploads.items() if p.generation == generation}
-    if (len(kept_requests), barrier, len(upload_by_worker)) == (
+    if (len(kept_requests), present_barrier, len(upload_by_worker)) == (
         len(requests.by_id),
         requests.barrier,
         len(requests.uploads),
@@ -108,7 +108,7 @@ def drop_requests_of_other_generations(
     return replace(
         requests,
         by_id=kept_requests,
-        barrier=barrier,
+        barrier=present_barrier,
         uploads=upload_by_worker,
         source_listing=source_listing_after_drop(requests, kept_requests),
     )
@@ -120,17 +120,10 @@ def drop_requests_to(requests: PendingRequests, worker: WorkerId) -> PendingRequ
     upload_by_worker = {w: p for w, p in requests.uploads.items() if w != worker}
     if (len(kept_requests), len(upload_by_worker)) == (len(requests.by_id), len(requests.uploads)):
         return requests
-    # a listing that no other agent was asked for will never be answered, so the plan must request it again
-    lost_listing = any(is_listing(o, of_source_job=False) for n, o in requests.by_id.items() if n not in kept_requests)
-    lost_listing = lost_listing and not any(is_listing(o, of_source_job=False) for o in kept_requests.values())
-    listing = (
-        replace(requests.persistent_listing, requested_seconds=None) if lost_listing else requests.persistent_listing
-    )
-    source_listing = source_listing_after_drop(requests, kept_requests)
     return replace(
         requests,
         by_id=kept_requests,
         uploads=upload_by_worker,
-        persistent_listing=listing,
-        source_listing=source_listing,
+        persistent_listing=persistent_listing_after_drop(requests, kept_requests),
+        source_listing=source_listing_after_drop(requests, kept_requests),
     )

@@ -20,13 +20,13 @@ from surefoot.protocol.messages import (
     ListPersistent,
     PersistentPage,
 )
+from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.pending_requests import (
     PendingRequest,
     PendingRequests,
     describe_request,
     with_failure,
-    with_rejected_records,
 )
 from surefoot_operator.job_snapshot import PersistentListing
 
@@ -73,35 +73,22 @@ class PartialListing:
     received_page_count: int = 0
     """Number of pages received for all requests, repeated ones included."""
 
-    def join_pages(self) -> ListingPage:
-        """Joins everything received so far."""
-        return _join_pages((self.earlier_content, *self.pages))
+    def join_pages(self, requested_digests: Collection[str]) -> ListingPage:
+        """Joins everything received so far, after the last page.
 
-    def start_next_request(self) -> PartialListing:
-        """Starts the next request for this listing, once the present one is answered."""
-        return PartialListing(self.join_pages(), received_page_count=self.received_page_count)
-
-    def with_withheld_layouts(self, requested_digests: Collection[str]) -> PartialListing:
-        """Adds requested layouts that the agent did not send to the unread records.
-
-        Otherwise they would be requested again without end.
+        Layouts of `requested_digests` that the agent did not send become unread records. Otherwise they would be requested
+        again without end.
         """
-        content = self.join_pages()
-        withheld = (
-            set(requested_digests) - content.layouts.keys() - {record.digest for record in content.unread_records}
-        )
+        content = _join_pages((self.earlier_content, *self.pages))
+        unread_digests = {record.digest for record in content.unread_records}
+        withheld = set(requested_digests) - content.layouts.keys() - unread_digests
         withheld_records = tuple(
             UnreadRecord(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld)
         )
-        return replace(
-            self,
-            earlier_content=replace(
-                self.earlier_content, unread_records=(*self.earlier_content.unread_records, *withheld_records)
-            ),
-        )
+        return replace(content, unread_records=(*content.unread_records, *withheld_records))
 
 
-def add_page(
+def _add_page(
     partial_listing: PartialListing, page: PersistentPage, request: ListPersistent, max_entries: int
 ) -> PartialListing | None:
     """Adds a received page; returns None if a page before it is missing.
@@ -131,7 +118,7 @@ def add_page(
     layouts = page.layouts
     if request.layouts is not None and not request.manifests:
         layouts = {digest: text for digest, text in layouts.items() if digest in request.layouts}
-    content = read_manifests(page.manifests) if request.manifests else ListingPage()
+    content = _read_manifests(page.manifests) if request.manifests else ListingPage()
     bounds.require_in_range(listing, "the newest generation", page.newest_generation, bounds.MAX_COUNT)
     content = replace(
         content,
@@ -144,7 +131,7 @@ def add_page(
     )
 
 
-def find_missing_layouts(content: ListingPage, known_digests: Collection[str]) -> tuple[str, ...]:
+def _find_missing_layouts(content: ListingPage, known_digests: Collection[str]) -> tuple[str, ...]:
     """Returns the digests of missing layouts that the next request must ask for; empty: none is missing.
 
     Args:
@@ -158,7 +145,7 @@ def find_missing_layouts(content: ListingPage, known_digests: Collection[str]) -
     )
 
 
-def read_manifests(manifests: Iterable[str]) -> ListingPage:
+def _read_manifests(manifests: Iterable[str]) -> ListingPage:
     """Parses manifests; records an error message for the first few that cannot be read."""
     entries: list[RankManifest] = []
     unreadable: list[str] = []
@@ -282,7 +269,7 @@ def request_listing(
     request = ListingRequest(worker, message, generation, now, known_layouts=known_layouts | stored_layouts.keys())
     requests = replace(requests, next_request=request_id + 1, by_id={**kept_requests, request_id: request})
     asked_workers = frozenset(o.worker for n, o in same_requests.items() if n in kept_requests) | {worker}
-    return with_listing(
+    return _with_listing(
         requests, PersistentListing(requested_seconds=now, source_job=source_job, requested_from=asked_workers)
     )
 
@@ -315,6 +302,18 @@ def request_deletion(
     )
 
 
+def persistent_listing_after_drop(
+    requests: PendingRequests, kept_requests: Mapping[int, PendingRequest]
+) -> PersistentListing:
+    """Returns this job's listing; marks it as not requested if no request for it is left in `kept_requests`.
+
+    No agent would answer it, so the plan must request it again.
+    """
+    was_dropped = any(is_listing(o, of_source_job=False) for n, o in requests.by_id.items() if n not in kept_requests)
+    was_dropped = was_dropped and not any(is_listing(o, of_source_job=False) for o in kept_requests.values())
+    return replace(requests.persistent_listing, requested_seconds=None) if was_dropped else requests.persistent_listing
+
+
 def source_listing_after_drop(
     requests: PendingRequests, kept_requests: Mapping[int, PendingRequest]
 ) -> PersistentListing:
@@ -327,6 +326,8 @@ def source_listing_after_drop(
 
 MAX_LOGGED_RECORDS = 5
 """Unread records of one listing that are logged by name."""
+MAX_REJECTED_RECORDS = 8
+"""Error messages about records that exceed a limit; later ones are dropped."""
 
 
 def apply_page(requests: PendingRequests, request: PendingRequest, page: PersistentPage) -> PendingRequests:
@@ -340,10 +341,10 @@ def apply_page(requests: PendingRequests, request: PendingRequest, page: Persist
         return requests
     error, partial_listing = page.error, None
     try:
-        partial_listing = add_page(request.partial_listing, page, request_message, requests.max_records)
+        partial_listing = _add_page(request.partial_listing, page, request_message, requests.max_records)
     except OutOfBounds as out_of_bounds:
         error = str(out_of_bounds)
-        requests = with_rejected_records(requests, (error,))
+        requests = _with_rejected_records(requests, (error,))
     if error is None and partial_listing is None and not page.more:
         missing_page = len(request.partial_listing.pages) + 1
         error = f"page {missing_page} of {page.page + 1} of the listing was not received"
@@ -360,9 +361,9 @@ def apply_page(requests: PendingRequests, request: PendingRequest, page: Persist
         failed_listing = PersistentListing(
             requested_seconds=request.requested_seconds, error=error, source_job=request_message.source_job
         )
-        return with_listing(requests, failed_listing)
-    partial_listing = partial_listing.with_withheld_layouts(request_message.layouts or ())
-    missing_digests = find_missing_layouts(partial_listing.join_pages(), request.known_layouts)
+        return _with_listing(requests, failed_listing)
+    content = partial_listing.join_pages(request_message.layouts or ())
+    missing_digests = _find_missing_layouts(content, request.known_layouts)
     if missing_digests:
         request_id = requests.next_request
         next_message = ListPersistent(
@@ -372,21 +373,20 @@ def apply_page(requests: PendingRequests, request: PendingRequest, page: Persist
             layouts=missing_digests,
             begin=request_message.begin,
         )
-        request = replace(request, message=next_message, partial_listing=partial_listing.start_next_request())
+        next_listing = PartialListing(content, received_page_count=partial_listing.received_page_count)
+        request = replace(request, message=next_message, partial_listing=next_listing)
         return replace(requests, next_request=request_id + 1, by_id={**other_requests, request_id: request})
     # other agents' requests for the same listing are answered by this one
     other_requests = {n: o for n, o in other_requests.items() if not _same_listing(o, request)}
-    return _finish_listing(replace(requests, by_id=other_requests), request, partial_listing)
+    return _finish_listing(replace(requests, by_id=other_requests), request, content)
 
 
-def _finish_listing(
-    requests: PendingRequests, request: PendingRequest, partial_listing: PartialListing
-) -> PendingRequests:
+def _finish_listing(requests: PendingRequests, request: PendingRequest, content: ListingPage) -> PendingRequests:
     source_job = request.message.source_job if isinstance(request.message, ListPersistent) else None
-    content, entries = partial_listing.join_pages(), partial_listing.join_pages().manifests
+    entries = content.manifests
     # agents do not send records that exceed a limit; they send the text of OutOfBounds as the reason
     rejected_reasons = tuple(record.reason for record in content.unread_records if OutOfBounds.MARK in record.reason)
-    requests = with_rejected_records(
+    requests = _with_rejected_records(
         replace(requests, rejected_records=()), (*content.rejected_manifests, *rejected_reasons)
     )
     for message in content.unreadable_manifests[:MAX_LOGGED_RECORDS]:
@@ -439,7 +439,7 @@ def confirm_deletion(requests: PendingRequests, request: DeletePersistent) -> Pe
     return replace(requests, persistent_listing=replace(requests.persistent_listing, deleting=deleting))
 
 
-def with_listing(requests: PendingRequests, listing: PersistentListing) -> PendingRequests:
+def _with_listing(requests: PendingRequests, listing: PersistentListing) -> PendingRequests:
     """Stores a listing of this job or of the source job.
 
     The deletions under way in this job's listing are kept: a new request, or a failed one, does not end them.
@@ -447,3 +447,12 @@ def with_listing(requests: PendingRequests, listing: PersistentListing) -> Pendi
     if listing.source_job is not None:
         return replace(requests, source_listing=listing)
     return replace(requests, persistent_listing=replace(listing, deleting=requests.persistent_listing.deleting))
+
+
+def _with_rejected_records(requests: PendingRequests, error_messages: Iterable[str]) -> PendingRequests:
+    """Adds error messages about records that exceed a limit, once each, keeping the first few."""
+    distinct_messages = dict.fromkeys(
+        (*requests.rejected_records, *(shorten(message, bounds.MAX_CAUSE_CHARACTERS) for message in error_messages))
+    )
+    kept_messages = tuple(distinct_messages)[:MAX_REJECTED_RECORDS]
+    return requests if kept_messages == requests.rejected_records else replace(requests, rejected_records=kept_messages)

@@ -7,7 +7,7 @@ reply to one of these three.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_manifests_per_tier
@@ -24,9 +24,6 @@ from surefoot.protocol.text import shorten
 from surefoot_operator.job_snapshot import ObservedBarrier, PersistentListing
 
 RequestMessage = ListPersistent | RepairSave | DeletePersistent
-
-MAX_REJECTED_RECORDS = 8
-"""Error messages about records that exceed a limit; later ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +115,6 @@ def describe_request(message: RequestMessage) -> str:
 def with_failure(requests: PendingRequests, error_message: str) -> PendingRequests:
     """Adds an error message of an agent, keeping the newest 32."""
     return replace(requests, failures=(*requests.failures, shorten(error_message, MAX_CAUSE_CHARACTERS))[-32:])
-
-
-def with_rejected_records(requests: PendingRequests, error_messages: Iterable[str]) -> PendingRequests:
-    """Adds error messages about records that exceed a limit, once each, keeping the first few."""
-    distinct_messages = dict.fromkeys(
-        (*requests.rejected_records, *(shorten(message, MAX_CAUSE_CHARACTERS) for message in error_messages))
-    )
-    kept_messages = tuple(distinct_messages)[:MAX_REJECTED_RECORDS]
-    return requests if kept_messages == requests.rejected_records else replace(requests, rejected_records=kept_messages)
 
 
 def with_barrier(requests: PendingRequests, barrier: ObservedBarrier | None) -> PendingRequests:

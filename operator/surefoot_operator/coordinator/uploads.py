@@ -46,11 +46,6 @@ def set_uploads(requests: PendingRequests, shares: Mapping[WorkerId, UploadSave]
     return replace(requests, uploads=upload_by_worker, upload_round=max(newest_round, requests.upload_round))
 
 
-def desired_upload(requests: PendingRequests, worker: WorkerId) -> UploadSave | None:
-    """Returns the upload message that this worker's agent must have received; None: it uploads nothing."""
-    return requests.uploads.get(worker)
-
-
 def apply_upload_reply(requests: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
     """Records that a save was uploaded, or why it was not; a failed upload is requested again."""
     if message.error is not None:
