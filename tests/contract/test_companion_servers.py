@@ -22,7 +22,7 @@ from surefoot.errors import TierError
 from surefoot.memory_server import server_process
 from surefoot.memory_server.provisioning import INSTANCE_DIGITS, MemoryServerAdmin
 from surefoot.memory_server.server_process import RunningServer, TlsFiles
-from surefoot.memory_server.sidecar.server_monitor import NodeMonitor, ServerState, render_metrics
+from surefoot.memory_server.sidecar.server_monitor import NodeServersMonitor, ServerState, render_metrics
 from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 
 SIZE = 40 << 20
@@ -74,7 +74,7 @@ def sent(server: RunningServer, number: signal.Signals) -> None:
 
 def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = NodeMonitor(settings_of(servers, tmp_path))
+        node = NodeServersMonitor(settings_of(servers, tmp_path))
         assert node.not_ready_reason.splitlines() == [f"server {n}: it was not polled yet" for n in range(3)]
         with node.run_monitors():
             until(lambda: not node.not_ready_reason)
@@ -104,7 +104,7 @@ def figures(seen: tuple[ServerState, ...]) -> dict[str, dict[str, float]]:
 
 def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = NodeMonitor(replace(settings_of(servers, tmp_path), call_timeout_seconds=2.0))
+        node = NodeServersMonitor(replace(settings_of(servers, tmp_path), call_timeout_seconds=2.0))
         with node.run_monitors():
             until(lambda: not node.not_ready_reason)
             sent(servers[0], signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_only_the_server_that_a_job_uses_is_left_alone(tmp_path: Path) -> None:
         used = servers[1].settings
         admin = MemoryServerAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
         admin.provision("uid-1", ACCOUNT, 1)
-        node = NodeMonitor(settings_of(servers, tmp_path))
+        node = NodeServersMonitor(settings_of(servers, tmp_path))
         with node.run_monitors():
             until(lambda: not node.not_ready_reason)
             assert node.states[0].prefaulted_bytes > FILLED
@@ -177,7 +177,7 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
         answering.start()
         stack.callback(answering.join)
         stack.callback(beside.shutdown)
-        node = NodeMonitor(settings)
+        node = NodeServersMonitor(settings)
         with node.run_monitors():
             until(lambda: "cannot poll" in node.states[1].reason)
             until(lambda: node.states[0].is_ready)
@@ -189,7 +189,7 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
 def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None:
     files = redis_server.tls_files(tmp_path / "tls")
     with node_of(2, tmp_path, files) as servers:
-        node = NodeMonitor(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
+        node = NodeServersMonitor(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
         with node.run_monitors():
             until(lambda: not node.not_ready_reason)
             before = shown(servers)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # one record (`format.layouts`); where that fails, further records are read, in the worst case all of them.
 
 
-class LayoutCache:
+class RankLayouts:
     """Reads or derives the layouts of a checkpoint's ranks, and caches them; for one thread."""
 
     def __init__(self, copies: CopySelector) -> None:
@@ -300,7 +300,7 @@ class CheckpointReader:
         self._staged = staged or {}
         self._options = options or ReadOptions()
         self._copies = CopySelector(checkpoint, catalogue, self._options.reader_rank, self._options.patience_seconds)
-        self.layouts = LayoutCache(self._copies)
+        self.layouts = RankLayouts(self._copies)
         self._tables: dict[int, bytes] = {}
 
     def __enter__(self) -> CheckpointReader:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from surefoot.errors import ConfigurationError
 from surefoot.logs import configure_logging
-from surefoot.memory_server.sidecar.server_monitor import NodeMonitor, render_metrics
+from surefoot.memory_server.sidecar.server_monitor import NodeServersMonitor, render_metrics
 from surefoot.memory_server.sidecar.sidecar_settings import read_sidecar_settings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +28,7 @@ class SidecarServer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, node: NodeMonitor) -> None:
+    def __init__(self, port: int, node: NodeServersMonitor) -> None:
         self.monitor = node
         super().__init__(("", port), _RequestHandler)
 
@@ -79,7 +79,7 @@ def main() -> int:
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
-    node = NodeMonitor(settings)
+    node = NodeServersMonitor(settings)
     # a pipe, not a threading.Event: a signal handler that sets an Event could deadlock with the main thread's wait for it
     wakeup_fd, signal_fd = os.pipe()
     with SidecarServer(settings.port, node) as http_server:

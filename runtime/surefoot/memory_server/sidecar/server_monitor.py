@@ -200,7 +200,7 @@ def _read_mounted(path: Path) -> str:
 # ---- server monitor --------------------------------------------------------------------------------------------------
 
 
-class NodeMonitor:
+class NodeServersMonitor:
     """Monitors all servers of the node, each in a thread of its own; any thread may read the states."""
 
     def __init__(self, settings: SidecarSettings) -> None:
