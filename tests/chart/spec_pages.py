@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import yaml
 
-from chart.status_pages import docstrings, status_rows, status_schema
+from chart.status_pages import docstrings, plain, status_rows, status_schema
 from surefoot_operator.api import parse, spec
 from surefoot_operator.api.fields import QUANTITY, DeclaredField, Field, Rule, declared_fields, quantity_of
 
@@ -46,11 +46,6 @@ def texts_of(path: str, cls: type[Any]) -> dict[str, str]:
             text += " Can be changed only while `suspend` is true."
         texts[name] = text
     return texts
-
-
-def plain(markdown: str) -> str:
-    """Removes links and code marks, for `kubectl explain`."""
-    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "")
 
 
 def default_of(field: DeclaredField) -> str:

@@ -110,8 +110,8 @@ def status_rows() -> Iterator[str]:
 
 
 def plain(markdown: str) -> str:
-    """Removes code marks, for `kubectl explain`."""
-    return markdown.replace("`", "")
+    """Removes links and code marks, for `kubectl explain`."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "")
 
 
 def _value_schema(name: str, hint: Any) -> Schema:
