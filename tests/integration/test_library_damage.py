@@ -202,7 +202,7 @@ def test_where_nothing_can_be_restored_it_refuses_names_the_files_and_leaves_all
     else:
         removed("*-1/rank-0/p0000")(job)
     before = {path: path.read_bytes() for path in job.rglob("*") if path.is_file() and "generations" not in str(path)}
-    with pytest.raises(Unreadable, match=r"none can be restored.*step 35 of generation 1.*job= or folder="):
+    with pytest.raises(Unreadable, match=r"none can be restored.*step 35 of generation 1.*job_uid= or folder="):
         Training(folder).checkpointer.restore()
     assert {p: p.read_bytes() for p in before if p.exists()} == before
 

@@ -17,7 +17,14 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 SOURCES = ("operator/surefoot_operator", "runtime/surefoot")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs", "manifests/crd.yaml", "charts/surefoot/values.yaml")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "manifests/crd.yaml",
+    "charts/surefoot/values.yaml",
+    "charts/surefoot/files/alerts.yaml",
+)
 
 WORDS = {
     r"\b(?:un)?told\b|\b[Tt]ell(?:s|ing)?\b": "name the act: sends, reports, logs",
@@ -102,9 +109,9 @@ REMAINING: dict[str, int] = {
     "runtime/surefoot": 2,
     "runtime/surefoot/agent/health": 1,
     "runtime/surefoot/agent/trainers": 1,
-    "runtime/surefoot/checkpointer": 236,
-    "runtime/surefoot/checkpointer/library_mode": 131,
-    "runtime/surefoot/data": 174,
+    "runtime/surefoot/checkpointer": 230,
+    "runtime/surefoot/checkpointer/library_mode": 128,
+    "runtime/surefoot/data": 173,
     "runtime/surefoot/data/sources": 35,
     "runtime/surefoot/flush": 3,
     "runtime/surefoot/format": 1,
@@ -127,9 +134,9 @@ REMAINING: dict[str, int] = {
     "docs/adr/0008-shards-are-leases.md": 18,
     "docs/adr/0009-staging-memory-is-no-copy.md": 20,
     "docs/api.md": 2,
-    "docs/cli.md": 4,
+    "docs/cli.md": 3,
     "docs/comparison.md": 8,
-    "docs/compatibility.md": 63,
+    "docs/compatibility.md": 30,
     "docs/gangs.md": 1,
     "docs/install.md": 2,
     "docs/measuring.md": 2,

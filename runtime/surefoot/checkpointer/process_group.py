@@ -61,10 +61,10 @@ def decide_on_rank_zero(world: ProcessGroupInfo, decide: Callable[[], str]) -> s
     _turn += 1
     key = f"{STORE_PREFIX}/{_turn}"
     if world.rank != 0:
-        found = _wait_for_decision(world, key, 0)
-        if found.startswith("!"):
-            raise SurefootError(f"rank 0 could not begin: {found[1:]}")
-        return str(found[1:])
+        decision_text = _wait_for_decision(world, key, 0)
+        if decision_text.startswith("!"):
+            raise SurefootError(f"rank 0 could not begin: {decision_text[1:]}")
+        return str(decision_text[1:])
     try:
         decision = decide()
     except Exception as error:

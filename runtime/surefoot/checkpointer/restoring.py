@@ -289,7 +289,7 @@ def _restore_from(
             own = shared if about.rank == 0 else read_values(reader.read_values(about.rank)) if same_world else None
             if not same_world:
                 _divide(program, reader, link)
-            told = _prepare(program, reader, (shared, own), about.rank, fit)
+            differences = _prepare(program, reader, (shared, own), about.rank, fit)
             targets = program.targets()
             with torch.no_grad():
                 taken = fill(reader, targets, restore_peers(about, share) if share is not None else None)
@@ -307,7 +307,7 @@ def _restore_from(
             before.get("recent") or {},
             AnomalyRun.from_stored_values(before.get("anomalies") or {}),
         )
-        _report_differences(link, told)
+        _report_differences(link, differences)
         link.report_restore(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.anomalies)
         for damage in reader.heal(about.generation):
             link.report_notice("CorruptionDetected", damage)
@@ -351,18 +351,18 @@ def load_weights(
     Raises:
         ConfigurationError: there is no checkpoint of `step`, or none at all where that is None.
     """
-    found = [c for c in list_restorable(connected) if step is None or c.step == step]
-    if not found:
+    candidates = [c for c in list_restorable(connected) if step is None or c.step == step]
+    if not candidates:
         which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
-    checkpoint = found[-1]
+    checkpoint = candidates[-1]
     about = connected.backend.attached
     program = Program({name: model}, (about.rank, about.world_size))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
-        told = program.prepare_weights(saved_tensors(reader, reader.world_size, every=True), fit)
+        differences = program.prepare_weights(saved_tensors(reader, reader.world_size, every=True), fit)
         fill(reader, program.targets())
         program.convert()
-    _report_differences(connected.backend, told)
+    _report_differences(connected.backend, differences)
     return checkpoint.step
 
 
@@ -404,8 +404,8 @@ def _report_differences(link: SaveBackend, told: list[str]) -> None:
 
 def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, SavedTensor]:
     """Describes a checkpoint's tensors, with those local to rank `own`."""
-    found = reader.layouts.list_tensors(own, every)
-    return {name: SavedTensor(tensor.dtype, tensor.shape) for name, tensor in found.items()}
+    tensors = reader.layouts.list_tensors(own, every)
+    return {name: SavedTensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeers | None = None) -> tuple[str, int]:

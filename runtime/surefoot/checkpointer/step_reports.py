@@ -94,9 +94,9 @@ class InjectedFaults:
 
         It is one wait: a loop would read and compute, and so look alive.
         """
-        said = consume_fault(self._hanging)
-        if said is not None:
-            time.sleep(float(said) if said else _FOR_EVER_SECONDS)
+        seconds_text = consume_fault(self._hanging)
+        if seconds_text is not None:
+            time.sleep(float(seconds_text) if seconds_text else _FOR_EVER_SECONDS)
 
     def spoil(self, program: Program) -> None:
         """Turns the first tensor of numbers NaN, where asked."""

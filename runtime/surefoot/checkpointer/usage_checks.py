@@ -120,7 +120,7 @@ def require_restored(parent: Checkpoint | None) -> None:
     if parent is not None:
         raise ConfigurationError(
             f"step() was called and restore() was not, and this job has {parent}: call restore() before training,"
-            " or begin another job (folder=, or job=)"
+            " or begin another job (folder=, or job_uid=)"
         )
 
 
@@ -196,10 +196,10 @@ def reject_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) ->
         rows = 0 if name in anew else buffered_rows(subject)
         if rows > 1:
             raise ConfigurationError(
-                f"{name} ({type(subject).__name__}) shuffles in a buffer of {rows} rows that is not part of its state:"
-                " the rows in it would be lost at each restart. Shuffle its shards alone (shuffle(buffer_size=1)), or"
+                f"{name} ({type(subject).__name__}) shuffles in a buffer of {rows} rows, and its state does not contain the buffer:"
+                " each restart would lose the rows in it. Shuffle its shards alone (shuffle(buffer_size=1)), or"
                 " shuffle when the data set is written, or give an ElasticLoader a map-style data set, or accept with"
-                f" Checkpointer(anew=({name!r},)) that samples are lost"
+                f" Checkpointer(reset_on_resize=({name!r},)) that samples are lost"
             )
 
 
@@ -213,8 +213,8 @@ class PrefetchCheck:
         """Raises ConfigurationError where more batches were taken than a step uses."""
         for name, loader in self._loaders.items():
             taken = getattr(getattr(loader, "_iterator", None), "_num_yielded", None)
-            said = getattr(loader, "batches_per_step", 1)
-            if isinstance(taken, int) and taken > said:
+            batches_per_step = getattr(loader, "batches_per_step", 1)
+            if isinstance(taken, int) and taken > batches_per_step:
                 raise ConfigurationError(
                     f"{taken} batches were taken from {name} ({type(loader).__name__}) before the first step ended, and"
                     " its state counts them all: what a prefetcher took ahead would be lost at each restart. If the step"
@@ -279,8 +279,8 @@ class StateGuard:
         if self._foreign is not None:
             self._foreign.first_step_ends()
             self._foreign = None
-        told = {name: loader.end_step() for name, loader in self._loaders.items()}
-        self.consumed = told.get("loader")
+        samples_by_loader = {name: loader.end_step() for name, loader in self._loaders.items()}
+        self.consumed = samples_by_loader.get("loader")
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
         self.step_span = getattr(self._loaders.get("loader"), "step_range", None)
         self.step_ends_epoch = any(getattr(loader, "step_ends_epoch", False) for loader in self._loaders.values())
@@ -292,9 +292,9 @@ class StateGuard:
         Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
         theirs.
         """
-        told = getattr(self._loaders.get("loader"), "epochs", None)
-        if callable(told) and now >= self._reckon_at:
-            self._epochs = min(told(), default=None)
+        count_epochs = getattr(self._loaders.get("loader"), "epochs", None)
+        if callable(count_epochs) and now >= self._reckon_at:
+            self._epochs = min(count_epochs(), default=None)
             self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)
         return self._epochs
 

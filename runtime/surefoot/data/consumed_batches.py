@@ -36,8 +36,8 @@ def uncounted_batches() -> int:
 
 def consumption_of(loader: Any) -> Consumption | None:
     """Returns what counts a loader's batches; None: it is another library's."""
-    found = getattr(getattr(loader, "sampler", loader), "_consumption", None)
-    return found if isinstance(found, Consumption) else None
+    consumption = getattr(getattr(loader, "sampler", loader), "_consumption", None)
+    return consumption if isinstance(consumption, Consumption) else None
 
 
 class Consumption:

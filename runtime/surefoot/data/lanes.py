@@ -310,7 +310,7 @@ class SourceReader:
             if at.emitted and at.emitted not in window.ends:
                 raise DataError(
                     f"the window of {self.name(extent.shard)} at sample {at.start} is cut into other groups than those"
-                    " that were trained on: transform= or length= give other lengths; bring the old ones back"
+                    " that were trained on: transform= or length_fn= give other lengths; bring the old ones back"
                 )
             end = window.ends[bisect_right(window.ends, at.emitted)]
             self.cursor = Cursor(at.turn, at.number, at.start, end)
@@ -348,7 +348,7 @@ class SourceReader:
         if too_many:
             raise DataError(
                 f"sample {index} of {self.name(shard)} is bad ({type(error).__name__}: {error}): mend it, or let"
-                " skip_bad= of them be left out"
+                " max_bad_samples= of them be left out"
             ) from error
         _log.warning("sample %d of %s is left out: %s: %s", index, self.name(shard), type(error).__name__, error)
 

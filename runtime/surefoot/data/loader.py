@@ -159,7 +159,7 @@ class ElasticLoader:
         check_dataset(dataset)
         if (global_batch_size is None) == (batch_sampler is None):
             raise ConfigurationError(
-                "give either global_batch= (samples a step on all ranks together) or batch_sampler="
+                "give either global_batch_size= (samples a step on all ranks together) or batch_sampler="
             )
         how: dict[str, Any] = {"seed": seed, "rank": rank, "num_replicas": num_replicas}
         how |= {"by_epoch": by_epoch, "batches_per_step": batches_per_step}
@@ -371,9 +371,9 @@ def check_dataset(dataset: Any) -> None:
     stream = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
     if stream or not isinstance(dataset, Sized):
         raise ConfigurationError(
-            f"{kind} has no length: a map-style dataset is needed, with len() and samples by number. Give its files to"
-            " surefoot.ElasticStream, or the stream's own loader to Checkpointer as loader=: that one goes on where it was"
-            " in a world of the same size alone"
+            f"{kind} has no length, but ElasticLoader needs a map-style dataset, with len() and samples by number. Give its files"
+            " to surefoot.ElasticStream, or give the stream's own loader to Checkpointer as loader=: such a loader continues only"
+            " at an unchanged world size"
         )
     if isinstance(dataset, Mapping) or not hasattr(type(dataset), "__getitem__"):
         own = ", as .dataset of this one" if hasattr(dataset, "dataset") else ""

@@ -52,29 +52,31 @@ def stream_shape(
     """
     if (global_batch is None) == (batch_size is None):
         raise ConfigurationError(
-            "give ElasticStream either global_batch= (samples a step, at any world size: the order depends on the seed"
+            "give ElasticStream either global_batch_size= (samples a step, at any world size: the order depends on the seed"
             " alone) or batch_size= (samples a step and rank: the order depends on the worlds too)"
         )
     if global_batch is None:
         assert batch_size is not None  # one of them is given
         if lanes is not None or batch_size < 1:
             raise ConfigurationError(
-                f"batch_size={batch_size}, lanes={lanes}: at least 1, and lanes go with global_batch"
+                f"batch_size={batch_size}, lanes={lanes}: at least 1, and lanes go with global_batch_size"
             )
         return StreamShape(world, batch_size, stripes)
     slots = global_batch if lanes is None else lanes
     if global_batch < 1 or slots < 1 or global_batch % slots:
-        raise ConfigurationError(f"global_batch={global_batch} in lanes={slots}: it must be a multiple of them")
+        raise ConfigurationError(f"global_batch_size={global_batch} in lanes={slots}: it must be a multiple of them")
     return StreamShape(slots, global_batch // slots, stripes)
 
 
 def check_numbers(shape: StreamShape, window: int, pack: int | None, skip_bad: int, workers: int) -> None:
     """Raises ConfigurationError for numbers too small, or stripes no multiple of workers."""
     if window < 1 or (pack is not None and pack < 1) or skip_bad < 0 or shape.lane_groups < 1:
-        raise ConfigurationError(f"window={window}, pack={pack}, skip_bad={skip_bad}: 1, 1 and 0 are the least")
+        raise ConfigurationError(
+            f"shuffle_window={window}, sequence_length={pack}, max_bad_samples={skip_bad}: 1, 1 and 0 are the least"
+        )
     if workers and shape.lane_groups % workers:
         raise ConfigurationError(
-            f"stripes={shape.lane_groups} cannot be shared out among workers={workers}: give a multiple of them."
+            f"lane_groups={shape.lane_groups} cannot be shared out among num_workers={workers}: give a multiple of them."
             " Stripes are part of the order and stay as they are; workers may be any divisor of them"
         )
 
@@ -88,7 +90,7 @@ def check_shards(kind: str, shards: Sequence[DataShard], lanes: int) -> None:
     if have < lanes:
         raise ConfigurationError(
             f"{kind} has {have} {what}, and {lanes} lanes are to read it: each needs one. Give fewer lanes="
-            " (or stripes=, or ranks where batch_size= is given), or divide the source into more shards"
+            " (or lane_groups=, or ranks where batch_size= is given), or divide the source into more shards"
         )
 
 
@@ -106,8 +108,8 @@ def grouping_of(
         raise ConfigurationError(f"max_tokens={max_tokens}, max_samples={max_samples}: 1 is the least")
     if window < 2 or pack is not None:
         raise ConfigurationError(
-            f"groups of like length with window={window}, pack={pack}: they are cut out of windows of some hundred samples"
-            " that are sorted (give window=), and packed rows have one length already"
+            f"groups of like length with shuffle_window={window}, sequence_length={pack}: they are cut out of windows of some hundred samples"
+            " that are sorted (give shuffle_window=), and packed rows have one length already"
         )
     return Grouping(max_tokens, max_samples, length)
 
@@ -386,7 +388,7 @@ class ElasticStream:
         if (rank, num_replicas) != (self.rank, self.num_replicas):
             raise StateMismatch(
                 f"the stream was built for rank {self.rank} of {self.num_replicas} and is restored as rank {rank} of {num_replicas}:"
-                " give it rank= and world= of data parallelism, or neither"
+                " give it rank= and num_replicas= of data parallelism, or neither"
             )
         for state in states:
             check_state(state, self._order(), self._identities, self._kinds, self._shards)
@@ -456,7 +458,7 @@ class ElasticStream:
         self._bad |= told.bad
         if self._bad and (bad := sum(self._bad.values())) > self._skip_bad:
             raise DataError(
-                f"{bad} bad samples were left out by this rank's lanes, and skip_bad={self._skip_bad} allows no more: the"
+                f"{bad} bad samples were left out by this rank's lanes, and max_bad_samples={self._skip_bad} allows no more: the"
                 " log names each of them"
             )
         # of groups it is not known before ranks have added up their tokens: a loss that takes it shall be no number

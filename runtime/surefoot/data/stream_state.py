@@ -143,7 +143,7 @@ def decode_unconsumed(states: Sequence[Mapping[str, Any]], lengths: Sequence[Len
     if told is None:
         raise StateMismatch(
             "what older worlds left of a pass is in the state of the stream's rank 0 alone, and was not given with this"
-            " one's: build the streams with the rank= and world= that they were saved with"
+            " one's: build the streams with the rank= and num_replicas= that they were saved with"
         )
     return [decode_ranges(one, of) for one, of in zip(told, lengths, strict=True)]
 

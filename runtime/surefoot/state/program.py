@@ -137,15 +137,15 @@ class Program:
         """
         try:
             self._refresh()
-            found = self._as_saved((part, part.entries()) for part in self._parts)
+            current_entries = self._as_saved((part, part.entries()) for part in self._parts)
         except ConfigurationError as error:
             raise StateNotRestorable(str(error)) from error
         verified = self._verified_entries
-        if verified is None or len(found) != len(verified) or not all(map(is_, found, verified)):
-            if verified is None or outlines(found) != outlines(verified):
-                self._verify_restorable(found)
-            self._verified_entries = found
-        return found
+        if verified is None or len(current_entries) != len(verified) or not all(map(is_, current_entries, verified)):
+            if verified is None or outlines(current_entries) != outlines(verified):
+                self._verify_restorable(current_entries)
+            self._verified_entries = current_entries
+        return current_entries
 
     def check_restorable(self) -> None:
         """Rehearses a restore of the program's state, even if that was done before.

@@ -247,7 +247,7 @@ def test_a_batch_sampler_that_could_not_be_gone_on_with_is_refused(sampler: Any,
 
 def test_either_a_global_batch_or_a_batch_sampler() -> None:
     for options in ({}, {"global_batch_size": 4, "batch_sampler": [[0]]}):
-        with pytest.raises(ConfigurationError, match=r"either global_batch= .* or batch_sampler="):
+        with pytest.raises(ConfigurationError, match=r"either global_batch_size= .* or batch_sampler="):
             ElasticLoader(range(8), **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"ElasticStream has no batch_sampler=: give ElasticLoader"):
         ElasticStream(Items(range(8)), 4, batch_sampler=[[0]])

@@ -204,12 +204,12 @@ def _settled(
 
 def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
     """Reads the folder and selects what counts. `before`: as it was when that epoch was claimed."""
-    named, problem = _named_newest(tier, before)
-    surveyed = survey_tier(tier, expected_checkpoint=named)
+    newest_recorded, problem = _named_newest(tier, before)
+    surveyed = survey_tier(tier, expected_checkpoint=newest_recorded)
     if before is not None:
-        kept = tuple(c for c in surveyed.all_checkpoints if c.generation < before)
+        earlier_checkpoints = tuple(c for c in surveyed.all_checkpoints if c.generation < before)
         manifests = tuple(m for m in surveyed.manifests if m.save.generation < before)
-        surveyed = Survey(kept, manifests, surveyed.unread_records)
+        surveyed = Survey(earlier_checkpoints, manifests, surveyed.unread_records)
     covers, lost = judge_coverage(tier, surveyed.manifests)
     records = parse_records(retry_while_unavailable(tier.generations.read_lineage_records))
     records = {epoch: record for epoch, record in records.items() if before is None or epoch < before}
@@ -226,9 +226,9 @@ def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderRead
         covers,
         [r for r in lost if r.is_silent],
     )
-    told = explain_unrestorable(surveyed, covers, unsure)
-    for checkpoint in set(surveyed.all_checkpoints) - set(complete) - told.keys():
-        told[checkpoint] = (
+    unrestorable_reasons = explain_unrestorable(surveyed, covers, unsure)
+    for checkpoint in set(surveyed.all_checkpoints) - set(complete) - unrestorable_reasons.keys():
+        unrestorable_reasons[checkpoint] = (
             "another start of this job continued from an older step and saved, so the current branch does not have it"
         )
     return FolderReading(
@@ -237,10 +237,10 @@ def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderRead
         records,
         tuple(complete),
         frozenset(surveyed.all_checkpoints),
-        told,
+        unrestorable_reasons,
         unsure,
         silent,
-        named,
+        newest_recorded,
         problem,
         step_seconds_of(surveyed.manifests),
     )
@@ -249,11 +249,13 @@ def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderRead
 def _named_newest(tier: ObjectStoreTier, before: int | None) -> tuple[Checkpoint | None, str]:
     """What the record of the newest checkpoint names, and why it cannot be read; it alone stops no start."""
     try:
-        named = retry_while_unavailable(tier.read_newest_record)
+        newest_recorded = retry_while_unavailable(tier.read_newest_record)
     except (TierUnavailable, Corrupt) as problem:
         log.warning("the record of the newest checkpoint cannot be used, only the listing: %s", problem)
         return None, str(problem)
-    return (None if named is not None and before is not None and named.generation >= before else named), ""
+    if newest_recorded is not None and before is not None and newest_recorded.generation >= before:
+        return None, ""
+    return newest_recorded, ""
 
 
 def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) -> Lineage:
@@ -287,22 +289,22 @@ def _chosen(
     reading: FolderReading, bad: frozenset[Checkpoint], why: Mapping[Checkpoint, str] | None = None
 ) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
     """The newest complete checkpoint that is not bad; those passed over are logged by name."""
-    told = {**reading.told, **(why or {})}
+    reasons = {**reading.told, **(why or {})}
     unseen = frozenset([reading.named] if reading.named is not None else []) - reading.seen
     spared = frozenset(reading.unsure) | bad | unseen
     parent = reading.newest_good(bad)
     if parent is not None:
-        for checkpoint in sorted((c for c in told if c.step > parent.step), key=lambda c: c.step, reverse=True):
+        for checkpoint in sorted((c for c in reasons if c.step > parent.step), key=lambda c: c.step, reverse=True):
             log.warning(
                 "%s is not restored: %s; %s is restored instead. The next start tries the former again if no newer step is saved",
                 checkpoint,
-                told[checkpoint],
+                reasons[checkpoint],
                 parent,
             )
         return parent, spared
-    if reading.unsure or bad or (told and reading.named is not None):
-        raise Unreadable(_nothing(reading, told))
-    for checkpoint, reason in sorted(told.items()):
+    if reading.unsure or bad or (reasons and reading.named is not None):
+        raise Unreadable(_nothing(reading, reasons))
+    for checkpoint, reason in sorted(reasons.items()):
         log.warning("%s was never complete: %s; the job begins at step 0", checkpoint, reason)
     return None, spared
 
@@ -323,7 +325,7 @@ def _nothing(reading: FolderReading, told: Mapping[Checkpoint, str]) -> str:
     more = f"; and {len(newest_first) - _MAX_LISTED} more" if len(newest_first) > _MAX_LISTED else ""
     return (
         f"{reading.place} has checkpoints and none can be restored. This start is refused, and wrote and removed nothing"
-        f" there: {listed}{more}. Put the named files back from a copy, or start from step 0 under another job= or folder="
+        f" there: {listed}{more}. Put the named files back from a copy, or start from step 0 under another job_uid= or folder="
     )
 
 
@@ -356,11 +358,11 @@ class RestoreAgreement:
         """
         parent = self._decision.lineage[-1].parent
         assert parent is not None, "only what was restored is agreed on"
-        said = f"?{problem}" if problem is not None else ""
-        found = decide_from_all_ranks(self._world, said, lambda words: self._decided(parent, words))
-        if not found:
+        rank_message = f"?{problem}" if problem is not None else ""
+        decision_text = decide_from_all_ranks(self._world, rank_message, lambda words: self._decided(parent, words))
+        if not decision_text:
             return True
-        self._decision = StartDecision.from_text(found)
+        self._decision = StartDecision.from_text(decision_text)
         if problem is not None:
             log.warning("%s cannot be read: %s", parent, problem)
         log.warning("%s is restored instead of %s, on every rank", self._decision.lineage[-1].parent, parent)

@@ -140,7 +140,7 @@ def wait_for_former_writers(
             if not patience.wait(f"{who} has not ended its epoch {epoch}", FORMER_WRITER_SECONDS):
                 raise OtherWriter(
                     f"{who} still writes here, as epoch {epoch}: two programs would undo each other's work. End that one, or"
-                    " give this one its own job= or folder=; to start nevertheless, set SUREFOOT_SECOND_WRITER=allow"
+                    " give this one its own job_uid= or folder=; to start nevertheless, set SUREFOOT_SECOND_WRITER=allow"
                 )
         if verdict == "ended":
             answered(tier.location, partial(tier.generations.delete_heartbeat, epoch))

@@ -607,7 +607,7 @@ class HuggingFaceStream:
             raise ConfigurationError(f"HuggingFaceStream was given a {kind}, which is no streaming data set in shards")
         if buffered_rows(dataset):
             raise ConfigurationError(
-                f"the {kind} shuffles by itself: give it without shuffle(), and ElasticStream a window= to shuffle in"
+                f"the {kind} shuffles by itself: give it without shuffle(), and ElasticStream a shuffle_window= to shuffle in"
             )
         if getattr(dataset, "_distributed", None) is not None:
             raise ConfigurationError(
