@@ -1,4 +1,4 @@
-"""The status in manifests/crd.yaml has the fields of its dataclasses, with their types."""
+"""Conditions and printer columns in manifests/crd.yaml are what users and clients need."""
 
 from __future__ import annotations
 

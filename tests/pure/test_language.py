@@ -97,7 +97,7 @@ ALLOWED = (
 """Pairs of patterns: of a path, and of the line in which a word of the rules is the right one there."""
 
 REMAINING: dict[str, int] = {
-    "operator/surefoot_operator/api": 4,
+    "operator/surefoot_operator/api": 3,
     "operator/surefoot_operator/cli": 5,
     "operator/surefoot_operator/cli/jobs": 1,
     "operator/surefoot_operator/cli/local": 7,
@@ -149,7 +149,7 @@ REMAINING: dict[str, int] = {
     "docs/security.md": 1,
     "docs/simulation.md": 2,
     "docs/troubleshooting.md": 4,
-    "manifests/crd.yaml": 5,
+    "manifests/crd.yaml": 4,
     "charts/surefoot/values.yaml": 34,
 }
 """Uses that are left, by folder of the source or by page. A number may only become smaller; all others have none."""

@@ -50,9 +50,8 @@ class Membership:
     world_size: int = 0
     """Number of ranks."""
     members: tuple[Member, ...] = ()
-    """Workers in the order of their ranks, one text each: index and attempt of the worker, its node, and the random id of
-    one start of its agent. "3.1 node-c 5f0e9a1b2c3d" at position 3 is worker 3, created once, with group rank 3.
-    """
+    """Workers in the order of their ranks, one text each: index and attempt of the worker, its node, and the random id
+    of one start of its agent. "3.1 node-c 5f0e9a1b2c3d" at position 3 is worker 3, attempt 1, with group rank 3."""
     reason: str = ""
     """Why the generation was claimed."""
     changed_seconds: float = 0.0
@@ -85,7 +84,7 @@ class Incident:
     stopped_seconds: float | None = None
     """When all trainers of the old generation had stopped."""
     fenced_seconds: float | None = None
-    """When the memory tier was fenced against the old generation and read."""
+    """When the memory tier rejected the old generation and its contents had been read."""
     committed_seconds: float | None = None
     """When the members of the next generation were committed."""
     first_step_seconds: float | None = None
@@ -119,7 +118,7 @@ class SaveInterval:
     steps: int
     """Steps between two saves: the tier's base interval times 2^exponent."""
     exponent: int
-    """How often the tier's base interval is doubled."""
+    """How many times the tier's base interval is doubled."""
     reason: str
     """Why this interval was chosen, in a sentence."""
     since_seconds: float
@@ -135,7 +134,8 @@ class SaveInterval:
     cost_seconds: float | None = None
     """Training time that one save costs."""
     flush_seconds: float | None = None
-    """From the end of staging until a save has all its copies, or until one whole upload is complete."""
+    """Time from the end of staging until a save has all its copies (memory), or until an upload is complete
+    (persistent)."""
     mtbf_seconds: float | None = None
     """Mean time between the incidents against which this tier protects."""
     memory_loss_probability: float | None = None
@@ -185,7 +185,8 @@ class ExcludedNode:
     until_seconds: float
     """When the exclusion ends."""
     lost_time_ratio: float | None = None
-    """Part of the job's time that failures on this node cost; 0 to 1. Omitted: the node is avoided whatever it cost."""
+    """Part of the job's time that failures on this node cost; 0 to 1. Omitted: the exclusion does not depend on lost
+    time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class Straggler:
     slowdown_ratio: float
     """Its working time per step, divided by that of its peers."""
     wait_seconds: float
-    """Time that all other ranks wait for it in each step."""
+    """Time in each step during which all other ranks wait for it."""
     since_step: int
     """First step at which the rank was measured to be slow."""
     since_seconds: float
@@ -210,8 +211,7 @@ class Straggler:
     """Action of the operator, or why it takes none. Omitted: the spec only asks for a report."""
     divergent_line: int | None = None
     """Line of the training loop that only this rank executes; 0 if there are several. Omitted if the rank runs the same
-    code, only slower.
-    """
+    code, only slower."""
     divergent_callee_line: int = 0
     """Line of the function that `divergentLine` calls; 0: not known."""
 
@@ -239,7 +239,7 @@ class Scheduling:
     """Attempts to schedule enough workers for a generation since the last commit."""
 
     since_seconds: float | None = None
-    """Since when scheduled workers hold nodes but are too few to train. Omitted: they do not."""
+    """Since when scheduled workers occupy nodes but are too few to train. Omitted: none do."""
     releases: int = 0
     """How often workers gave their nodes back for that reason since the last committed generation."""
     until_seconds: float | None = None
@@ -273,13 +273,13 @@ class Rollback:
     consecutive: int = 1
     """Number of rollbacks in a row without a newer known-good checkpoint; 0: a user asked for the rollback."""
     target_known_good: bool = True
-    """Whether the target checkpoint was known good or chosen by a user. Omitted when true."""
+    """True, or omitted: the target checkpoint was known good, or a user chose it."""
     keep_data: bool = False
     """True if the batches of the steps that were taken back are trained on again."""
     parent: Checkpoint | None = None
     """Checkpoint that the next generation restored. Omitted: step 0, or not decided yet."""
     skipped_steps: int = 0
-    """Number of steps after that checkpoint whose batches the loaders skip, in every generation that restores it."""
+    """Number of steps after `parent` whose batches the loaders skip, in every generation that restores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class TimeSpent:
     since_seconds: float = 0.0
     """When the current category began."""
     training_seconds: float = 0.0
-    """Steps that count."""
+    """Time in steps that did not have to be run again."""
     recomputed_seconds: float = 0.0
     """Steps that were lost in a failure and run again."""
     detecting_seconds: float = 0.0
@@ -364,16 +364,13 @@ class JobStatus:
     """The `metadata.generation` of the spec on which the last plan is based."""
     membership: Membership | None = None
     """The current generation and its workers. It is the fence: a write changes it only after testing its generation and
-    state.
-    """
+    state."""
     lineage: Lineage = ()
     """All committed generations with the checkpoint that each branched from. Only checkpoints on this lineage can be
-    restored.
-    """
+    restored."""
     initial_checkpoint: Checkpoint | None = None
-    """Checkpoint of the source job from which this job began (`checkpoint.restoreFrom`), its generation negated. Decided
-    once.
-    """
+    """Checkpoint of the source job from which this job began (`checkpoint.restoreFrom`), chosen once. Its generation is
+    stored as a negative number."""
     source_job: SourceJob | None = None
     """The job that saved `initialCheckpoint`."""
     last_uploaded: Checkpoint | None = None
@@ -381,11 +378,10 @@ class JobStatus:
     unreadable_checkpoints: tuple[Checkpoint, ...] = ()
     """Checkpoints of which every copy failed verification. They are never restored."""
     next_attempt: int = 1
-    """Attempt number of the next worker to be created. It only grows."""
+    """Attempt number of the next worker that the job creates, whatever its index. It only grows."""
     failed_starts: int = 0
-    """Consecutive failed worker starts since the last committed generation. The delay doubles after each; `backoffLimit`
-    fails the job.
-    """
+    """Consecutive failed worker starts since the last committed generation; the delay doubles after each.
+    `failedStartsCounted` has those that count towards `backoffLimit`."""
     scheduling: Scheduling = Scheduling()
     """Present while too few workers are scheduled to train, or after their nodes were released for that reason."""
     last_complete: Checkpoint | None = None
@@ -395,15 +391,13 @@ class JobStatus:
     persistent_interval: SaveInterval | None = None
     """Save interval of the persistent tier. Omitted: the spec fixes it, or none was chosen yet."""
     had_checkpoint: bool = False
-    """True once any checkpoint was fully replicated or complete in the persistent tier: from then on there is progress to
-    lose.
-    """
+    """True once any checkpoint was fully replicated or complete in the persistent tier: from then on there is progress
+    to lose."""
     assigned_servers: tuple[MemoryServerEndpoint, ...] = ()
-    """Memory servers that the operator assigned to agents since the last fully replicated checkpoint, one text each: node, first 12
-    digits of the server's run id (a restarted server has another) and address. "node-c 9d2c4e6f8a0b 10.0.0.7:6379"; where
-    they apply, followed by "domain=" with the failure domain, "tls" for a server that accepts only TLS, and "server="
-    with its number on the node.
-    """
+    """Memory servers that the operator assigned to agents since the last fully replicated checkpoint, one text each:
+    node, first 12 digits of the server's run id (a restarted server has another) and address. "node-c 9d2c4e6f8a0b
+    10.0.0.7:6379"; where they apply, followed by "domain=" with the failure domain, "tls" for a server that accepts
+    only TLS, and "server=" with its number on the node."""
     lost_servers: tuple[str, ...] = ()
     """Run ids of memory servers that did not return in time and were declared lost."""
     restarts: int = 0
@@ -413,15 +407,14 @@ class JobStatus:
     recent_restarts: tuple[Restart, ...] = ()
     """Restarts that a budget may still count, oldest first."""
     no_progress_restarts: int = 0
-    """Consecutive restarts without a new step that no lost node or worker explains."""
+    """Consecutive restarts that brought no new step and that no lost node or worker explains."""
     reached_step: int = 0
     """Highest step that any ended generation had finished: only steps after it are progress."""
     incidents: tuple[Incident, ...] = ()
     """The last failures and planned changes with the time of each phase, oldest first. At most ten."""
     conditions: tuple[Condition, ...] = ()
     """Conditions: Suspended, PodsScheduled, Running, Recovering, Resizing, CheckpointProtected, SpecRejected, Complete,
-    Failed and others.
-    """
+    Failed and others."""
     excluded_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that get no new worker for a while because this job failed there."""
     message: str = ""
@@ -435,7 +428,8 @@ class JobStatus:
     progress_seconds: float | None = None
     """When `step` was last written."""
     serial: int = 0
-    """Number of writes of this status. Each write tests it: an operator that decided from an older status decides again."""
+    """Number of writes of this status. Each write tests it: an operator that decided from an older status decides
+    again."""
     memory_cleared: bool = False
     """True after the end of the job, once its workers are gone and no save of the job is left in memory."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
@@ -451,9 +445,8 @@ class JobStatus:
     stragglers: tuple[Straggler, ...] = ()
     """Ranks for which all others wait, the slowest first."""
     replaced_stragglers: tuple[ReplacedStraggler, ...] = ()
-    """Stragglers whose workers were moved to another node, newest last. A position that was slow on two nodes is not moved
-    again.
-    """
+    """Stragglers whose workers were moved to another node, newest last. A position that was slow on two nodes is not
+    moved again."""
     last_good: Checkpoint | None = None
     """Newest checkpoint that is known good, because enough later steps had no loss anomaly (`healthPolicy.numerics`)."""
     rollback: Rollback | None = None
@@ -463,15 +456,14 @@ class JobStatus:
     skipped_data: tuple[SkippedData, ...] = ()
     """Generations whose loaders skipped batches, oldest first."""
     checkpoints: StoredCheckpoints = StoredCheckpoints()
-    """Contents of each tier at the time of this status update."""
+    """Contents of each tier, as last listed before this status update."""
     failed_starts_counted: int = 0
     """Failed worker starts that count towards `runPolicy.backoffLimit`: those in which a container exited by itself.
-    Failures of the environment (an image, a secret, a quota) and init containers of a job that has trained do not count.
-    """
+    Failures of the environment (an image, a secret, a quota) do not count, nor do failures of init containers once
+    the job has trained."""
     ending: Ending | None = None
-    """Present while the operator uploads the newest complete checkpoint of a job that is about to fail, for ten minutes at
-    most.
-    """
+    """Present while the operator uploads the newest complete checkpoint of a job that is about to fail, for ten minutes
+    at most."""
 
 
 @dataclass(frozen=True, slots=True)
