@@ -53,7 +53,7 @@ def differences(folder: Path, copies: Mapping[str, str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="golden", description=__doc__)
     parser.add_argument("action", choices=("record", "check"))
-    parser.add_argument("--traces", action="store_true", help="the simulator's first 200 seeds too: minutes")
+    parser.add_argument("--traces", action="store_true", help="the simulator's first 60 seeds too: minutes")
     parser.add_argument("--chart", action="store_true", help="the rendered chart too: needs helm, or builds it")
     args = parser.parse_args(arguments)
     os.environ.update(_ENVIRONMENT)

@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator.world import simulate
 
-SEEDS = 200
+SEEDS = 60
 
 
 def trace_line(seed: int) -> str:

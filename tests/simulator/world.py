@@ -116,7 +116,7 @@ class Simulation:
         self.oracle = Oracle(self)
         self.spare_watch = SpareWatch(self)
         self.sick_watch = SickWatch(self)
-        self.hang_watch = HangWatch(self)
+        self.hang_watch = HangWatch(self, seed)
         self.join_watch = JoinWatch(self, seed)
         self.pace_watch = PaceWatch(self)
         self.failing_watch = FailingWatch(self, seed)
