@@ -324,10 +324,11 @@ def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
         admin.provision(JOB, ACCOUNT, 5)
 
 
+@pytest.mark.parametrize("text", [b"\xffjunk:x", b"1:-5", b"0:10", b"7", b":"])
 def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(
-    client: MemoryServerClient, wire: RespConnection
+    client: MemoryServerClient, wire: RespConnection, text: bytes
 ) -> None:
-    wire.call("SET", scripts.watermark_key(JOB), b"\xffjunk:x")
+    wire.call("SET", scripts.watermark_key(JOB), text)
     index = client.read_index()
     assert (index.watermark, len(index.damaged_entries)) == (None, 1)
     assert index.damaged_entries[0].endswith("watermark")

@@ -316,11 +316,13 @@ def require_string_reply(reply: Any, where: str, what: str) -> bytes:
 
 def _parse_watermark(text: bytes) -> Checkpoint | None:
     """Parses a watermark; None if there is none or it is malformed."""
-    generation, _, step = text.decode(errors="replace").partition(":")
+    generation_text, _, step_text = text.decode(errors="replace").partition(":")
     try:
-        return Checkpoint(int(generation), int(step)) if step else None
+        checkpoint = Checkpoint(int(generation_text), int(step_text))
     except ValueError:
         return None
+    # no generation is 0 and no step negative: such a watermark is damaged, and deletes nothing
+    return checkpoint if checkpoint.generation != 0 and checkpoint.step >= 0 else None
 
 
 def _parse_entry(name: bytes, text: bytes) -> RankManifest | ProtocolError:

@@ -74,7 +74,7 @@ def decide_restart(facts: JobFacts, failure: Failure, last_step: int) -> Restart
     if not may_be_programs_fault or restarts_without_progress <= max_restarts:
         return decision
     rejection = (
-        f"{failure.reason}; {restarts_without_progress - 1} restarts in a row without one new step used up"
+        f"{failure.reason}; {_count_restarts(restarts_without_progress - 1)} in a row without one new step used up"
         f" maxNoProgressRestarts ({max_restarts})"
     )
     corroboration_timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds + 1.0
@@ -158,12 +158,16 @@ def _describe_exhausted_budget(facts: JobFacts, is_counted: bool) -> str | None:
     """Returns which restart budget is used up; None: none is."""
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
     if is_counted and facts.status.restarts_counted >= limit:
-        return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
+        return f"{_count_restarts(facts.status.restarts_counted)} used up backoffLimit ({limit})"
     recent_count = _count_recent_restarts(facts)
     if policy.max_restarts is not None and recent_count >= policy.max_restarts:
         window = f"{policy.eval_period_seconds:g} s"
-        return f"{recent_count} restarts within {window} used up maxRestarts ({policy.max_restarts})"
+        return f"{_count_restarts(recent_count)} within {window} used up maxRestarts ({policy.max_restarts})"
     return None
+
+
+def _count_restarts(count: int) -> str:
+    return "1 restart" if count == 1 else f"{count} restarts"
 
 
 def _count_recent_restarts(facts: JobFacts) -> int:

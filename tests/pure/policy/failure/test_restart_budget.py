@@ -396,6 +396,15 @@ def test_budgets_are_used_up_as_a_record_of_everything_says(
         assert status_from_json(status_to_json(seen.status)) == seen.status
 
 
+def test_one_restart_is_called_so() -> None:
+    snapshot = running(failure_policy=FailurePolicy(max_restarts=1, eval_period_seconds=60.0))
+    first = decide_restart(build_facts(snapshot), LOSSES["outside"], 42)
+    seen = replace(snapshot, status=record_restart(snapshot.status, first, 42))
+    assert "; 1 restart within 60 s used up maxRestarts (1)" in str(
+        decide_restart(build_facts(seen), LOSSES["outside"], 42).rejection
+    )
+
+
 def test_restarts_leave_their_window() -> None:
     policy = FailurePolicy(max_restarts=3, eval_period_seconds=60.0)
     seen = running(failure_policy=policy)
