@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 AREAS = {
@@ -15,23 +16,35 @@ AREAS = {
     "framework": "Frameworks",
 }
 RESULTS = ("exact", "rejected", "wrong")
-COLUMNS = "| case | world size | result | detail |\n|---|---|---|---|"
+REASONS = "Reasons"
 HEAD = """# Compatibility
 
-`python -m bench compatibility` writes this page from its results. Do not edit it. Each row is a small program of a library, as in the
-library's own documentation. It runs three times: undisturbed; killed with SIGKILL after its fourth step; and restarted as a new
-process with other random weights, which restores and trains to the end. `resized` restarts it with another number of ranks.
-`3→2→3` kills it again after its sixth step, and restarts it once more.
+Each case is a small program of a library, as in the library's own documentation. It runs three times: undisturbed; killed with SIGKILL
+after its fourth step; and restarted as a new process with other random weights, which restores and trains to the end.
+`python -m bench compatibility` writes this page from the results, so do not edit it. Each line has the results, then the cases.
 
-* **exact**: every loss, and at the end every tensor and value of the program, equals the undisturbed run's: in one process
-  to the last bit, over ranks or at another world size to 1e-12 (sums in another order, float64).
-* **rejected**: Surefoot raises an error before or at the first step, or at the restore, that names the object and the remedy. A case
-  that could not be run here also counts as rejected, with the reason.
-* **wrong**: everything else. There is none.
+* `same`: restarted with the same number of ranks. `resized`: with another one. `3→2→3`: killed again after its sixth step.
+* `exact`: every loss, and at the end every tensor and value, equals the undisturbed run's to the last bit. With a number of ranks
+  (`exact 2→3`), and in each chain of sizes, they are equal to 1e-12, because ranks add float64 numbers in another order.
+* `rejected 1`: Surefoot raises an error before or at the first step, or at the restore. The number is that of the
+  [reason](#reasons), which includes the remedy. Cases that could not be run count as rejected.
+* `wrong` would be everything else. There is no such case.
 
-One case is not in the tables, because only the program can detect it: a loader that is neither Surefoot's nor torchdata's counts the
-batches that a prefetcher has taken as consumed. Give such a loader to `Checkpointer` without a prefetcher ([loaders](loaders.md)).
+Only the program can detect one case that is missing here: a loader that is neither Surefoot's nor torchdata's counts the
+batches of a prefetcher as consumed. Give such a loader to `Checkpointer` without a prefetcher ([loaders](loaders.md)).
 """
+_BITS = "equal to the last bit"
+_OF_RANKS = re.compile(r"equal to 1e-12; (?P<ranks>\S+) ranks")
+_NUMBERS = (
+    (r"^\w+Error: ", ""),
+    (r"\bof \d+ ranks and this world has \d+\b", "of N ranks and this world has M"),
+    (r"\bTrain with \d+ ranks\b", "Train with N ranks"),
+    (r"\bloader \(\w+\)", "loader"),
+    (r"^loader is an? \w+ without", "loader is an object without"),
+    (r"^\d+ batches\b", "N batches"),
+    (r"batches_per_step( ?= ?)[2-9]", r"batches_per_step\1N"),
+)
+"""What differs between messages of one reason: replaced, so that the page has the reason once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,28 +69,62 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def as_page(rows: Iterable[Row]) -> str:
-    """Renders the whole document."""
+    """Renders the whole document: the cases of equal results in one line, and each reason once."""
     rows = in_order(rows)
+    reasons: dict[str, int] = {}
     parts = [HEAD]
     for area, title in AREAS.items():
-        lines = [f"| {row.name} | {row.world} | {row.result} | {_cell(row.why)} |" for row in rows if row.area == area]
-        if lines:
-            parts.append("\n".join([f"## {title}", "", COLUMNS, *lines]) + "\n")
+        results: dict[str, list[str]] = {}
+        for row in rows:
+            if row.area == area:
+                results.setdefault(row.name, []).append(f"{row.world} {_cell(row, reasons)}")
+        cases: dict[str, list[str]] = {}
+        for name, cells in results.items():
+            cases.setdefault(", ".join(cells), []).append(name)
+        if cases:
+            lines = [f"* `{cells}`: {'; '.join(names)}" for cells, names in cases.items()]
+            parts.append("\n".join([f"## {title}", "", *lines]) + "\n")
+    listed = [f"{number}. {reason}" for reason, number in reasons.items()]
+    parts.append("\n".join([f"## {REASONS}", "", *listed]) + "\n")
     return "\n".join(parts)
 
 
 def of_page(text: str) -> list[Row]:
     """Reads the rows from a rendered page."""
     areas = {title: area for area, title in AREAS.items()}
-    found, area = [], ""
-    for line in text.splitlines():
-        if line.startswith("## "):
-            area = areas[line[3:]]
-        elif line.startswith("| ") and line not in COLUMNS:
-            name, world, result, why = (cell.strip() for cell in line.strip("|").split(" | ", 3))
-            found.append(Row(area, name, world, result, why))
-    return found
+    before, _, after = text.partition(f"\n## {REASONS}\n")
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", after, re.MULTILINE))
+    return [
+        row
+        for section in before.split("\n## ")[1:]
+        for cells, names in re.findall(r"^\* `([^`]+)`: (.*)$", section, re.MULTILINE)
+        for name in names.split("; ")
+        for row in _rows_of(areas[section.partition("\n")[0]], name, cells, reasons)
+    ]
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
+def _rows_of(area: str, name: str, cells: str, reasons: dict[str, str]) -> Iterator[Row]:
+    for cell in cells.split(", "):
+        world, result, *detail = cell.split(" ")
+        if result == "exact":
+            ranks = detail[0] if detail else world if "→" in world else ""
+            yield Row(area, name, world, result, f"equal to 1e-12; {ranks} ranks" if ranks else _BITS)
+        else:
+            yield Row(area, name, world, result, reasons[detail[0]])
+
+
+def _cell(row: Row, reasons: dict[str, int]) -> str:
+    of_ranks = _OF_RANKS.fullmatch(row.why)
+    if row.result == "exact" and of_ranks is not None:
+        return "exact" if of_ranks["ranks"] == row.world else f"exact {of_ranks['ranks']}"
+    if row.result == "exact":
+        return "exact"
+    return f"{row.result} {reasons.setdefault(reason_of(row.why), len(reasons) + 1)}"
+
+
+def reason_of(why: str) -> str:
+    """Returns the text of a rejection without the numbers and names of its case."""
+    text = " ".join(why.split())
+    for pattern, instead in _NUMBERS:
+        text = re.sub(pattern, instead, text)
+    return text

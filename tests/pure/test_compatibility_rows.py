@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,26 @@ def test_the_page_has_every_case_and_none_is_wrong() -> None:
 def test_rows_survive_both_forms() -> None:
     rows = [
         Row("loader", "a | b, c", "resized", "rejected", "give\nanother"),
-        Row("optimizer", "SGD", "same", "exact", "equal"),
+        Row("optimizer", "SGD", "same", "exact", "equal to the last bit"),
+        Row("wrapper", "DDP", "same", "exact", "equal to 1e-12; 2→2 ranks"),
+        Row("wrapper", "DDP", "3→2→3", "exact", "equal to 1e-12; 3→2→3 ranks"),
     ]
-    shown = of_page(as_page([rows[1]]))
-    assert shown == [rows[1]]
+    assert sorted(of_page(as_page(rows))) == sorted([replace(rows[0], why="give another"), *rows[1:]])
     assert as_json(rows).index("SGD") < as_json(rows).index("a | b")
+
+
+def test_a_reason_that_differs_only_in_numbers_is_on_the_page_once() -> None:
+    reason = "loader (A) is each rank's own state, and the checkpoint is of 3 ranks and this world has 2"
+    rows = [
+        Row("loader", "a", "resized", "rejected", reason),
+        Row("loader", "b", "resized", "rejected", f"ConfigurationError: {reason.replace('2', '1')}"),
+        Row("loader", "c", "same", "rejected", "another reason"),
+    ]
+    page = as_page(rows)
+    assert "* `resized rejected 1`: a; b\n* `same rejected 2`: c\n" in page
+    assert page.endswith(
+        "1. loader is each rank's own state, and the checkpoint is of N ranks and this world has M\n2. another reason\n"
+    )
 
 
 def test_an_equal_continuation_is_exact() -> None:
