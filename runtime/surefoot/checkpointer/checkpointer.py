@@ -20,6 +20,7 @@ from surefoot.checkpointer import restoring, usage_checks
 from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
+from surefoot.checkpointer.replica_check import ReplicaCheck, ReplicaPolicy
 from surefoot.checkpointer.restoring import ShareReads
 from surefoot.checkpointer.saving import ChangeWatch, Saver, StepSaves
 from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announce_pause, plain_number
@@ -144,6 +145,7 @@ class Checkpointer:
         seed: what random generators are derived from in a world of another size.
         replicas: which ranks hold the same plain tensors as this one, where that is not every rank (pipeline stages,
             experts): a process group, a device mesh or ranks, or such by pattern of names.
+        replica_check: what tensors do that ranks save together and that differ: `refuse` the first step, `warn`, or `off`.
         folder: where checkpoints go without an agent, a path or URI; `job_uid` is the job's name below it.
         interval_steps: steps from save to save without an agent, and `keep` how many checkpoints stay.
         share_reads: alike on all ranks: those that restore the same bytes read each of them once and exchange them.
@@ -160,6 +162,7 @@ class Checkpointer:
         reset_on_resize: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
+        replica_check: ReplicaPolicy = "refuse",
         folder: str | None = None,
         interval_steps: int | None = None,
         keep: int | None = None,
@@ -180,6 +183,7 @@ class Checkpointer:
             named, (about.rank, about.world_size), tuple(per_rank), seed, replicas, tuple(reset_on_resize)
         )
         self._saver = Saver(self._program, self._backend, about.rank)
+        self._replica_check = ReplicaCheck(self._program, named, self._backend, replica_check)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named, _weak_call(self._before_batch))
@@ -253,7 +257,8 @@ class Checkpointer:
             The step's number; the first is 1.
 
         Raises:
-            ConfigurationError: restore() was not called although a checkpoint is there, or a loader prefetched batches.
+            ConfigurationError: restore() was not called although a checkpoint is there, a loader prefetched batches, or ranks
+                have different tensors that they save together.
             OtherWriter: without an agent, another program has begun a newer generation in this job's folder.
             StateNotRestorable: an object's state could be saved and not restored.
         """
@@ -290,6 +295,7 @@ class Checkpointer:
         skipped, self._skipped_at_epoch_end = self._skipped_at_epoch_end, False
         level = self._saves.interval_exponent
         is_due = self._saves.schedule.is_due(self._step, level)
+        self._replica_check.check_step(self._step, is_saved=is_due or at_barrier)
         if self._guard.step_ends_epoch:
             draws_ahead = self._program.has_generators_for(self._step)
             self._open_step = _OpenStep(self._step, is_due, at_barrier, level, draws_ahead)

@@ -39,6 +39,7 @@ LOGGED_BY_SENDER = frozenset(
         "SaveFailed",
         "SaveSkipped",
         "StateChangedAfterStep",
+        "ReplicasDiffer",
         "StateReset",
         "TrainingNotSaved",
     )
