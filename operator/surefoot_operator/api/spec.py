@@ -121,9 +121,6 @@ class RunPolicy:
     ttl_seconds_after_finished: Seconds | None = None
     """Time after the end of the job at which it is deleted, as if by a user. Without it, the job is never deleted. The
     checkpoints of a failed job stay in memory until then, but at most 600 seconds."""
-    progress_interval_seconds: PositiveSeconds = 5.0
-    """Minimum time between two updates of `status.step` while nothing else in the status changes. A lower value shows steps
-    earlier and costs more writes to the API server."""
     clean_pod_policy: Annotated[
         Literal["Running", "All"],
         Field(

@@ -113,6 +113,9 @@ def _plural(count: int, noun: str) -> str:
 
 # ---- status conditions -----------------------------------------------------------------------------------------------
 
+PROGRESS_SECONDS = 5.0
+"""Minimum time between two statuses that differ only in the step, so that progress costs few API writes."""
+
 STALLED_INTERVALS = 3
 """Save intervals without a new complete checkpoint after which checkpoints count as overdue."""
 STALLED_SECONDS = 4.0
@@ -260,7 +263,7 @@ def _last_protection(facts: JobFacts) -> tuple[Truth, str, str]:
 
 
 def _with_progress(facts: MembershipFacts, status: JobStatus) -> JobStatus:
-    """Sets step, data progress and loss, at most every `progressIntervalSeconds` unless the status changes anyway."""
+    """Sets step, data progress and loss, at most every `PROGRESS_SECONDS` unless the status changes anyway."""
     generation = facts.running_generation
     step, progress_seconds = (
         step_of(facts, generation),
@@ -269,8 +272,7 @@ def _with_progress(facts: MembershipFacts, status: JobStatus) -> JobStatus:
     if progress_seconds is None or step == status.step:
         return status
     is_changed = status.membership != facts.status.membership or status.phase in ("Complete", "Failed")
-    interval_seconds = facts.spec.run_policy.progress_interval_seconds
-    if is_changed or status.progress_seconds is None or progress_seconds - status.progress_seconds >= interval_seconds:
+    if is_changed or status.progress_seconds is None or progress_seconds - status.progress_seconds >= PROGRESS_SECONDS:
         data = data_progress(facts, generation) or status.data
         loss = _loss_for_status(facts, generation, status.loss)
         return replace(status, step=step, progress_seconds=progress_seconds, data=data, loss=loss)

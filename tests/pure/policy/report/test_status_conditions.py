@@ -41,15 +41,6 @@ def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
     assert found.message == "2 of 3 workers have a node; worker 1 has no node: 0/3 nodes are available"
 
 
-def test_a_step_is_written_once_the_jobs_own_interval_is_over() -> None:
-    written = running(now=BEGAN + 100).status
-    for interval_seconds, shown_step in ((5.0, 42), (2.0, 52)):
-        later = replace(running(now=BEGAN + 103, step=52), status=written)
-        run_policy = replace(later.job.spec.run_policy, progress_interval_seconds=interval_seconds)
-        later = replace(later, job=replace(later.job, spec=replace(later.job.spec, run_policy=run_policy)))
-        assert plan(later).status.step == shown_step
-
-
 def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
     seen = replace(running(), spec_rejection="spec.x: 3 is not allowed")
     first = plan(seen)
