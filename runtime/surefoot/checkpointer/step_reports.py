@@ -245,7 +245,6 @@ class StepReports:
             step_seconds=now - self._since,
             interval_exponent=level,
             stall_seconds=stall,
-            save_skipped=skipped,
             closed_steps=ClosedSteps(self._saver.closed_step(step)),
             loss_is_finite=None if loss is None else math.isfinite(loss),
             epochs=self._guard.epochs(now),

@@ -222,8 +222,6 @@ class Progress:
     """Tiers that the restored bytes came from, a value of `protocol.checkpoints.save_state`; None before the restore."""
     save_bytes: int = 0
     """Size of one save; 0: not yet known."""
-    save_skipped: bool = False
-    """Whether the save due at `step` was skipped, because the former one was still being flushed; for a worker, of any rank."""
     no_staging_reason: str = ""
     """Why a rank has no memory for staging its saves; empty: every rank has it."""
     closed_steps: ClosedSteps = NO_CLOSED_STEPS
@@ -290,7 +288,6 @@ def merge_rank_progress(ranks: Sequence[Progress]) -> Progress:
         ranks[0],
         step=min(rank.step for rank in ranks),
         interval_exponent=max(rank.interval_exponent for rank in ranks),
-        save_skipped=any(rank.save_skipped for rank in ranks),
         closed_steps=min((rank.closed_steps for rank in ranks), key=lambda closed: closed.closed_up_to),
         loss_is_finite=all(loss_checks) if loss_checks else None,
         epochs=mean_epochs(ranks),

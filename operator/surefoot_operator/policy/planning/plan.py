@@ -490,10 +490,9 @@ def _describe_training(facts: MembershipTierFacts) -> str:
         if unconnected_members(facts):
             return describe_unconnected(facts)
         return f"{describe_restore(membership, membership.parent)}, waiting for its first step"
-    skipping = sum(session.progress.save_skipped for session in facts.sessions.values())
     return (
         f"generation {membership.generation} runs with {membership.world_size} ranks on"
-        f" {len(membership.members)} workers" + (f", {skipping} of which skipped their last save" if skipping else "")
+        f" {len(membership.members)} workers"
     )
 
 

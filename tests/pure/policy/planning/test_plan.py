@@ -52,15 +52,6 @@ def begun(least: int | None = 1, total_steps: int = 10_000, **spec: object) -> F
     return world
 
 
-def test_the_message_counts_workers_whose_last_save_was_skipped() -> None:
-    snapshot = running()
-    assert plan(snapshot).reason.endswith("on 3 workers")
-    skipping = tuple(told(session, save_skipped=session.index > 0) for session in snapshot.sessions)
-    assert plan(replace(snapshot, sessions=skipping)).reason.endswith(
-        "on 3 workers, 2 of which skipped their last save"
-    )
-
-
 def test_a_job_begins_with_all_its_workers() -> None:
     world = begun()
     assert world.status.phase == "Running"
