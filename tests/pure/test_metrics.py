@@ -145,16 +145,6 @@ def test_a_jobs_step_is_the_last_known_one_until_its_new_world_has_made_one() ->
         figures.stop_export()
 
 
-def test_agents_that_were_asked_to_end_are_counted() -> None:
-    figures, seen = JobMetrics(), running()
-    asked = (replace(seen.sessions[0], terminating=True), *seen.sessions[1:])
-    try:
-        figures.update_gauges(replace(seen, job=replace(seen.job, name="figured"), sessions=asked), seen.status, None)
-        assert value("surefoot_agents_terminating") == 1
-    finally:
-        figures.stop_export()
-
-
 def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
     figures, seen = JobMetrics(), running()
     spent = TimeSpent(

@@ -96,10 +96,6 @@ samples_per_second = _declare_gauge(
     "surefoot_job_samples_per_second", "Samples a second over the last steps; NaN if the data does not report them."
 )
 agents_connected = _declare_gauge("surefoot_agents_connected", "Agents of the job that are connected to the operator.")
-agents_terminating = _declare_gauge(
-    "surefoot_agents_terminating",
-    "Agents of the job that were asked to end, for example because their node is drained.",
-)
 memory_servers = _declare_gauge("surefoot_memory_servers", "Memory servers as the job observes them.", "state")
 protected = _declare_gauge(
     "surefoot_checkpoint_protected", "1 while a failure now would leave a checkpoint to restore."
@@ -286,7 +282,6 @@ class JobMetrics:
             yield data_epochs, (), status.data.epochs
             yield samples_per_second, (), status.data.samples_per_second or math.nan
         yield agents_connected, (), sum(s.connected for s in snapshot.sessions)
-        yield agents_terminating, (), sum(s.terminating for s in snapshot.sessions)
         for state in _SERVER_STATES:
             yield memory_servers, (state,), sum(h.state == state for h in snapshot.servers)
         yield (
