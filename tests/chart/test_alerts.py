@@ -272,6 +272,8 @@ def test_every_event_is_documented() -> None:
     text = RUNBOOK.read_text()
     names = (ROOT / "operator" / "surefoot_operator" / "reasons.py").read_text().partition("# Event reasons")[2]
     told = set(re.findall(r'"([A-Z][A-Za-z]+)"', names))
+    for path in (ROOT / "operator").rglob("*.py"):
+        told |= set(re.findall(r'\bEvent\(\s*"([A-Z][A-Za-z]+)"', path.read_text()))
     for path in (ROOT / "runtime").rglob("*.py"):
         told |= set(re.findall(r'(?:say|notice|on_notice|Notice)\("([A-Z][A-Za-z]+)"', path.read_text()))
     assert {name for name in told if f"`{name}`" not in text} == set()

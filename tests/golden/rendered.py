@@ -81,8 +81,8 @@ def _yaml(title: str, body: Object) -> str:
 
 
 def _events() -> Iterator[str]:
-    """Yields the string constants in CamelCase (reasons, condition types), then each call that makes an Event, a Condition
-    or a Notice with its literal arguments. Both are parsed from the source, so moving code changes nothing."""
+    """Yields the reasons and condition types, which are string constants in CamelCase, then each call that makes an Event,
+    a Condition or a Notice with its literal arguments. Both are parsed from the source, so moving code changes nothing."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
         for package in ("surefoot", "surefoot_operator")
@@ -96,12 +96,17 @@ def _events() -> Iterator[str]:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(word))):
                     if re.fullmatch("([A-Z][a-z]+)+", word):
                         words[name].add(word)
-    yield from sorted({word for found in words.values() for word in found})
-    names = {name: found.pop() for name, found in words.items() if len(found) == 1 and name[0] != "_"}
+    names = {name: next(iter(found)) for name, found in words.items() if len(found) == 1 and name[0] != "_"}
     made = {cls.__name__ for cls in (sources.Event, sources.Condition, sources.Notice)}
     calls = [
         node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in made
     ]
+    yield from sorted(
+        {
+            *(word for found in words.values() for word in found),
+            *(call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)),
+        }
+    )
     yield from sorted(
         f"{_name(call.func)}({', '.join(_arguments(call, names))})"
         for call in calls
@@ -115,7 +120,7 @@ def _name(node: ast.expr) -> str:
 
 def _arguments(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
     for place, argument in enumerate(call.args):
-        yield _template(argument) if place else names.get(_name(argument)) or _template(argument)
+        yield _template(argument) if place else names.get(_name(argument)) or _template(argument).strip("'")
     yield from (f"{keyword.arg}={_template(keyword.value)}" for keyword in call.keywords)
 
 

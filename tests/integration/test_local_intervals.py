@@ -9,7 +9,6 @@ import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, running
 from surefoot_operator.api.status import SaveInterval
-from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 ENDLESS = 100_000
 """Steps of a run that ends with its test."""
@@ -61,7 +60,7 @@ def test_seconds_become_steps_that_trainers_keep_also_after_a_restart(tmp_path: 
         assert interval.steps == 1 or interval.steps * interval.step_seconds <= 0.6
         assert "at most every 0.6 s was requested" in interval.reason
         run.wait(
-            "a word on it", lambda: any("the memory tier is saved" in text for text in run.told(SAVE_INTERVAL_CHANGED))
+            "a word on it", lambda: any("the memory tier is saved" in text for text in run.told("SaveIntervalChanged"))
         )
         run.wait("checkpoints as far apart as was chosen", lambda: spaced(run))
 

@@ -12,10 +12,9 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from surefoot_operator import metrics, reasons
+from surefoot_operator import metrics
 from surefoot_operator.errors import PlatformError
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.reasons import STORAGE_OPERATION_FAILED
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class EventBudget:
                 continue
             if self._suppressed_count:
                 text = f"{self._suppressed_count} earlier events are only in the operator's log: too many in a minute"
-                allowed_events.append(Event(reasons.EVENTS_SUPPRESSED, text, warning=True))
+                allowed_events.append(Event("EventsSuppressed", text, warning=True))
                 self._recent_times.append(now)
                 self._suppressed_count = 0
             allowed_events.append(event)
@@ -149,5 +148,5 @@ class TierFailureEvents:
                 log.debug("%s", sentence)
                 continue
             self._reported[sentence] = now
-            events.append(Event(STORAGE_OPERATION_FAILED, sentence, warning=True))
+            events.append(Event("StorageOperationFailed", sentence, warning=True))
         return tuple(events)

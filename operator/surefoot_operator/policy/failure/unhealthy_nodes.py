@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from surefoot.protocol.messages import NODE_TEST_REASONS
 from surefoot.protocol.text import join_names
-from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
@@ -127,7 +126,7 @@ def update_unhealthy_nodes(
         elif recorded is None:
             nodes_by_name[name] = ExcludedNode(name, reason, facts.now + UNHEALTHY_SECONDS)
             text = f"node {name} is unhealthy ({reason}): its workers are moved off, and it is avoided for {UNHEALTHY_SECONDS:g} s"
-            events.append(Event(reasons.NODE_UNHEALTHY, text, warning=True))
+            events.append(Event("NodeUnhealthy", text, warning=True))
         elif recorded.until_seconds < facts.now + UNHEALTHY_SECONDS / 2:  # still unhealthy: extended with few writes
             nodes_by_name[name] = replace(recorded, until_seconds=facts.now + UNHEALTHY_SECONDS)
     nodes = tuple(sorted(nodes_by_name.values(), key=lambda node: (node.until_seconds, node.name)))[

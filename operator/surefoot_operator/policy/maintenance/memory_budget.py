@@ -174,7 +174,7 @@ def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, .
     if budget.fits_in_memory:
         was_too_large = previous is not None and previous.status == "False"
         return (Event(reasons.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if was_too_large else ()
-    return (Event(reasons.CHECKPOINTS_TOO_LARGE, budget.message, True),)
+    return (Event("CheckpointsTooLarge", budget.message, True),)
 
 
 def _compute_budgets(facts: Facts, saves: Mapping[int, int]) -> tuple[MemoryServerBudget, ...]:

@@ -21,7 +21,6 @@ from surefoot_operator.policy.core.facts import (
     step_of,
 )
 from surefoot_operator.policy.failure.failure_rate import Risk, estimate_risk
-from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals as powers of two --------------------------------------------------------------------------------------
 # Computes the save interval of one tier as base * 2**exponent. With powers of two, ranks that follow a change at different
@@ -186,7 +185,7 @@ def interval_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         time_clause = f" ({format_seconds(current.steps * current.step_seconds)})" if current.step_seconds else ""
         previous_clause = f" instead of {previous.steps}" if previous is not None else ""
         text = f"the {tier} tier is saved to every {interval}{time_clause}{previous_clause}: {current.reason}"
-        events.append(Event(SAVE_INTERVAL_CHANGED, text))
+        events.append(Event("SaveIntervalChanged", text))
     return tuple(events)
 
 

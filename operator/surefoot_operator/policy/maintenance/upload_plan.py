@@ -46,7 +46,7 @@ from surefoot_operator.policy.maintenance import last_good
 from surefoot_operator.policy.membership import final_checkpoint as last_checkpoint
 from surefoot_operator.policy.membership import lifecycle, planned_change
 from surefoot_operator.policy.membership.restore_decisions import may_drops_be_in_progress
-from surefoot_operator.reasons import CHECKPOINT_UPLOADED, UPLOAD_ABANDONED
+from surefoot_operator.reasons import UPLOAD_ABANDONED
 
 LISTING_INTERVAL_SECONDS = 60.0
 """Time between listings if the last one failed, or lacks the last uploaded checkpoint."""
@@ -82,7 +82,7 @@ def plan_uploads(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint |
     last_uploaded = _newest_uploaded(facts)
     events: tuple[Event, ...] = ()
     if last_uploaded is not None and last_uploaded != facts.status.last_uploaded:
-        events = (Event(CHECKPOINT_UPLOADED, f"{last_uploaded} is complete in the persistent tier"),)
+        events = (Event("CheckpointUploaded", f"{last_uploaded} is complete in the persistent tier"),)
     # a job that ended, waits, or stops at a barrier with no remaining node makes no newer checkpoint: the newest goes first,
     # however often its upload failed
     must_upload_newest = final_checkpoint(facts) is not None or has_trainer_failed(facts)

@@ -121,9 +121,7 @@ def update_scheduling(facts: MembershipNodeFacts, required_size: int | None = No
         f"{placed_workers} of {target_size(facts.spec)} workers occupied nodes for schedulingDeadlineSeconds ({deadline:g} s), too"
         f" few to train: their nodes are released, and requested again after {backoff:.0f} s"
     )
-    return SchedulingRelease(
-        released, release_message(released), (Event(reasons.WORKERS_RELEASED, text, warning=True),)
-    )
+    return SchedulingRelease(released, release_message(released), (Event("WorkersReleased", text, warning=True),))
 
 
 def release_deadline(facts: JobFacts, scheduling: Scheduling) -> float | None:

@@ -49,9 +49,6 @@ from surefoot_operator.policy.membership.workers import WorkerChanges, reconcile
 from surefoot_operator.reasons import (
     JOB_COMPLETE,
     JOB_FAILED,
-    PERSISTENT_DATA_DELETED,
-    PERSISTENT_DATA_NOT_DELETED,
-    PERSISTENT_DELETION_REJECTED,
 )
 
 LAST_SAVE_SECONDS = 30.0
@@ -184,7 +181,7 @@ def next_purge_step(facts: MembershipTierFacts) -> PurgeDecision | None:
     # An attempt that succeeded, is being created or still runs leaves nothing to do now.
     if last_attempt is not None and last_attempt.phase == "Succeeded":
         reason = f"{folder} was deleted"
-        return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_DELETED, reason),))
+        return PurgeDecision(reason, (SetFinalizer(False),), (Event("PersistentDataDeleted", reason),))
     if call.in_progress:
         return PurgeDecision(f"the job was deleted; creating the pod that deletes {folder}")
     attempt_deadline = last_attempt.created_seconds + PURGE_SECONDS if last_attempt is not None else facts.now
@@ -233,14 +230,16 @@ def _handle_rejected_pod(facts: TierFacts, folder: str, last_attempt: ObservedPu
     if facts.now < retry_seconds:
         return PurgeDecision(reason, until_seconds=min(retry_seconds, deadline))
     return PurgeDecision(
-        reason, (PurgePersistent(started_attempts + 1),), (Event(PERSISTENT_DELETION_REJECTED, reason, warning=True),)
+        reason,
+        (PurgePersistent(started_attempts + 1),),
+        (Event("PersistentDataDeletionRejected", reason, warning=True),),
     )
 
 
 def _abandon_purge(cause: str) -> PurgeDecision:
     """Ends the attempts: the finalizer is removed, and the data is left to the user."""
     reason = f"{cause}; delete that folder by hand"
-    return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_NOT_DELETED, reason, warning=True),))
+    return PurgeDecision(reason, (SetFinalizer(False),), (Event("PersistentDataNotDeleted", reason, warning=True),))
 
 
 def _needs_purge(facts: JobFacts) -> bool:

@@ -168,7 +168,7 @@ def _stop_job(facts: MembershipTierFacts, text: str, rollback: Rollback) -> Phas
         decision = replace(
             decision, status=replace(decision.status, rollback=replace(rollback, to_step=last_sound_step))
         )
-    return replace(decision, events=(Event(reasons.LOSS_POLICY_STOPPED, text, True), *decision.events))
+    return replace(decision, events=(Event("LossPolicyStopped", text, True), *decision.events))
 
 
 def _describe_way_out(facts: JobFacts) -> str:

@@ -41,7 +41,7 @@ from surefoot_operator.policy.core.facts import (
 )
 from surefoot_operator.policy.failure.spare_workers import indexes_to_train
 from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_since
-from surefoot_operator.reasons import WORKER_CREATED, WORKER_LOST
+from surefoot_operator.reasons import WORKER_LOST
 
 # ---- pod group of a gang ---------------------------------------------------------------------------------------------
 # Plans the pod group that a gang scheduler reads. Workers created before their group would be rejected by the scheduler, or
@@ -262,7 +262,7 @@ def reconcile_workers(facts: MembershipNodeFacts, indexes: frozenset[int]) -> Wo
         + any(_counts_for_backoff_limit(facts, w) for w in failed_workers),
         events=(
             *(Event(WORKER_LOST, describe_failed_start(w), warning=True) for w in failed_workers[:_MAX_NAMED]),
-            *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in new),
+            *(Event("WorkerCreated", f"worker {c.index} (attempt {c.attempt})") for c in new),
         ),
         until_seconds=earliest(
             (

@@ -227,7 +227,7 @@ def _commit_or_wait(facts: Facts, choice: RestoreChosen) -> PhaseDecision:
     reason = f"{describe_restore(membership, choice.parent)} with {membership.world_size} ranks on {len(membership.members)} workers"
     reason = f"{reason}; {selection.cost_estimate}" if selection.cost_estimate else reason
     common_fault = describe_shared_findings(facts)
-    fault_events = (Event(reasons.COMMON_NODE_FAULT, common_fault, True),) if common_fault else ()
+    fault_events = (Event("CommonNodeFault", common_fault, True),) if common_fault else ()
     events = (Event(reasons.GENERATION_COMMITTED, reason), *_loss_events(facts, choice), *fault_events)
     return PhaseDecision(reason, status, events=events)
 
@@ -427,7 +427,7 @@ def _complete_job(facts: Facts, completion: lifecycle.Completion) -> PhaseDecisi
     ending = end_job(facts, completion, final_checkpoint.last_step_time(facts))
     if ending.status.completion_seconds is None:
         return ending
-    unsaved_events = (Event(reasons.FINAL_STEP_NOT_SAVED, missing.reason, warning=True),) if missing is not None else ()
+    unsaved_events = (Event("FinalStepNotSaved", missing.reason, warning=True),) if missing is not None else ()
     status = replace(ending.status, last_complete=last_saved)
     return replace(ending, status=status, events=(*unsaved_events, *ending.events))
 
@@ -457,7 +457,7 @@ def _handle_failure(facts: Facts, failure: Failure) -> PhaseDecision:
         ending = fail_job(facts, restart.rejection, failure.first_sign_seconds)
         if ending.status.phase != "Failed":
             return ending
-        limit_event = Event(reasons.RESTART_LIMIT, restart.rejection, True)
+        limit_event = Event("RestartLimitReached", restart.rejection, True)
         # the last failure is an incident like all others, so that users find its rank and node in the same place
         status = replace(ending.status, incidents=incidents.end_with_incident(facts, failure, reached_step))
         return replace(ending, status=status, events=(*events, limit_event, *ending.events))
@@ -509,7 +509,7 @@ def _restored_events(facts: MembershipFacts) -> tuple[Event, ...]:
         f"training continues{ranks} {seconds:.1f} s after the first sign, {incident.steps_lost} steps lost,"
         f" restored{source}"
     )
-    return (Event(reasons.RESTORED, text),)
+    return (Event("Restored", text),)
 
 
 def _unconnected_wake(facts: MembershipFacts) -> float | None:

@@ -241,9 +241,7 @@ def rejected_call_events(
     """
     due = [r for r in rejected if now - reported_seconds.get(r.call, float("-inf")) >= REPEAT_SECONDS]
     still_rejected = {r.call: reported_seconds[r.call] for r in rejected if r.call in reported_seconds}
-    events = tuple(
-        Event(reasons.API_CALL_REJECTED, f"{call}; the operator retries this call", warning=True) for call in due
-    )
+    events = tuple(Event("ApiCallRejected", f"{call}; the operator retries this call", warning=True) for call in due)
     return RejectionEvents(events, still_rejected | {r.call: now for r in due})
 
 

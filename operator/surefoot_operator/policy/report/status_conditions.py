@@ -495,7 +495,7 @@ def _generation_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     ):
         return ()
     text = f"generation {membership.generation} is claimed: {membership.reason}"
-    return (Event(reasons.GENERATION_CLAIMED, text),)
+    return (Event("GenerationClaimed", text),)
 
 
 def _protection_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -511,14 +511,14 @@ def _protection_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         return () if is_reported else (Event(reasons.MEMORY_SERVERS_UNREACHABLE, new_condition.message, True),)
     is_overdue = new_condition.reason == "Overdue"
     if is_overdue and (old_condition is None or old_condition.reason != "Overdue"):
-        return (Event(reasons.CHECKPOINT_OVERDUE, new_condition.message, True),)
+        return (Event("CheckpointOverdue", new_condition.message, True),)
     if old_condition is not None and old_condition.status != "True" and new_condition.status == "True":
         newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
         return (Event(reasons.CHECKPOINT_PROTECTED, f"{new_condition.message}{newest}"),)
     if old_condition is not None and old_condition.status == "True" and new_condition.status == "False":
         return (
             Event(
-                reasons.UNPROTECTED,
+                "CheckpointUnprotected",
                 f"{new_condition.message}; a failure now would lose every step since the last complete checkpoint",
                 True,
             ),
@@ -541,7 +541,7 @@ def _stacks_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         return ()
     stacks = incident.detail[:_MAX_STACKS_CHARACTERS]
     text = f"stacks of the ranks at the end of generation {incident.generation}:\n{stacks}"
-    return (Event(reasons.STACKS_COLLECTED, text),)
+    return (Event("StacksCollected", text),)
 
 
 def _spec_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -585,7 +585,7 @@ def _straggler_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     recovered = [straggler for straggler in old.stragglers if not new.stragglers]
     resolved_events = [
         Event(
-            reasons.STRAGGLER_RESOLVED,
+            "StragglerResolved",
             f"rank {straggler.rank} on node {straggler.node} is no longer slower than its peers",
         )
         for straggler in recovered
@@ -641,7 +641,7 @@ def _unconnected_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         or (old_condition is not None and old_condition.status == "False")
     ):
         return ()
-    return (Event(reasons.AGENTS_NOT_CONNECTED, new_condition.message, True),)
+    return (Event("AgentsNotConnected", new_condition.message, True),)
 
 
 def _world_size_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

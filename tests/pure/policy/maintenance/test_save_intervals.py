@@ -37,7 +37,6 @@ from surefoot_operator.policy.maintenance.save_intervals import (
 )
 from surefoot_operator.policy.maintenance.upload_plan import upload_interval_steps
 from surefoot_operator.policy.report.status_conditions import evaluate_checkpoint_protected
-from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
 # Which interval each tier has: risk from a job's own record, choices kept in status, changes told, levels said.
@@ -139,7 +138,7 @@ def test_seconds_become_steps_once_steps_were_timed() -> None:
     assert found is not None
     assert (found.steps, found.exponent, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
     assert (found.target_seconds, found.step_seconds) == (2.0, 0.1)
-    told = [e.message for e in kept.events if e.reason == SAVE_INTERVAL_CHANGED]
+    told = [e.message for e in kept.events if e.reason == "SaveIntervalChanged"]
     assert told == ["the memory tier is saved to every 16 steps (1.6 s): at most every 2 s was requested"]
 
 
