@@ -509,8 +509,6 @@ def _protection_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if new_condition.reason == reasons.MEMORY_SERVERS_UNREACHABLE:
         is_reported = old_condition is not None and old_condition.reason == new_condition.reason
         return () if is_reported else (Event(reasons.MEMORY_SERVERS_UNREACHABLE, new_condition.message, True),)
-    if old_condition is not None and old_condition.reason == reasons.MEMORY_SERVERS_UNREACHABLE:
-        return (Event("MemoryServersReachable", f"memory servers answer again: {new_condition.message}"),)
     is_overdue = new_condition.reason == "Overdue"
     if is_overdue and (old_condition is None or old_condition.reason != "Overdue"):
         return (Event("CheckpointOverdue", new_condition.message, True),)

@@ -244,13 +244,6 @@ def test_a_claim_is_told_with_its_epoch_and_why_and_a_commit_is_not_told_twice()
     assert said(claimed, JobStatus(membership=Membership(2, "Committed", reason="node a is gone"))) == []
 
 
-def test_the_end_of_unreachable_memory_servers_is_an_event() -> None:
-    unreachable = protection("Unknown", "MemoryServersUnreachable", "2 of 3 memory servers do not answer")
-    ((reason, message, warning),) = said(unreachable, SAFE)
-    assert (reason, warning) == ("MemoryServersReachable", False)
-    assert message == "memory servers answer again: a complete checkpoint has 2 copies"
-
-
 def test_safety_is_told_when_it_comes_and_when_it_goes() -> None:
     assert said(JobStatus(), NOTHING) == []
     assert said(NOTHING, SAFE) == [("CheckpointProtected", "a complete checkpoint has 2 copies: step 40", False)]
