@@ -474,6 +474,8 @@ class JobSnapshot:
     """Saves of which an agent found every copy in memory corrupt."""
     upload_seconds: float | None = None
     """Duration of the upload of `status.last_uploaded`, of its slowest worker; None: this operator did not observe it."""
+    recent_upload_seconds: tuple[float, ...] = ()
+    """Duration of each recent upload that this operator observed, of its slowest worker."""
     rejected_records: tuple[str, ...] = ()
     """Records of the job that exceed a limit and were not read, one sentence each."""
     memory_cleared: bool = False

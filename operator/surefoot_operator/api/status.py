@@ -345,6 +345,28 @@ class StoredCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyQuantiles:
+    """How long something took over the newest saves of all workers: at most nine of each worker."""
+
+    p50_seconds: float
+    """Median."""
+    p99_seconds: float
+    """99th percentile; of fewer than a hundred measurements it is the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLatency:
+    """Checkpoint latency: how long the newest saves took until each stage of safety."""
+
+    stall: LatencyQuantiles | None = None
+    """Time for which a save blocked training. Omitted: not measured yet."""
+    replicated: LatencyQuantiles | None = None
+    """Time from the end of staging until a worker's save had all its copies in memory. Omitted: not measured yet."""
+    persistent: LatencyQuantiles | None = None
+    """Time of uploading a checkpoint to the persistent tier, of its slowest worker. Omitted: not measured yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """A decided failure of the job, which is announced after its newest checkpoint was uploaded."""
 
@@ -457,6 +479,8 @@ class JobStatus:
     """Generations whose loaders skipped batches, oldest first."""
     checkpoints: StoredCheckpoints = StoredCheckpoints()
     """Contents of each tier, as last listed before this status update."""
+    checkpoint_latency: CheckpointLatency = CheckpointLatency()
+    """How long saves took until each stage of safety, as measured before this status update."""
     failed_starts_counted: int = 0
     """Failed worker starts that count towards `runPolicy.backoffLimit`: those in which a container exited by itself.
     Failures of the environment (an image, a secret, a quota) do not count, nor do failures of init containers once

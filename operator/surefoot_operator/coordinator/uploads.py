@@ -76,6 +76,11 @@ def slowest_upload_seconds(requests: PendingRequests, checkpoint: Checkpoint | N
     return max(seconds_by_worker.values()) if seconds_by_worker else None
 
 
+def recent_upload_seconds(requests: PendingRequests) -> tuple[float, ...]:
+    """Returns the slowest worker's upload time of each remembered checkpoint, in seconds."""
+    return tuple(max(seconds.values()) for seconds in requests.upload_seconds.values() if seconds)
+
+
 def _newest_checkpoints(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
     """Returns the checkpoints whose upload results are remembered."""
     return frozenset(sorted(set(checkpoints), key=lambda c: (c.step, c.generation))[-MAX_REMEMBERED_CHECKPOINTS:])

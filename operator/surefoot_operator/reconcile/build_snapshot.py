@@ -15,7 +15,7 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.sessions import list_observed_sessions as sessions_seen
-from surefoot_operator.coordinator.uploads import slowest_upload_seconds
+from surefoot_operator.coordinator.uploads import recent_upload_seconds, slowest_upload_seconds
 from surefoot_operator.job_snapshot import JobSnapshot, ObservedWorker, PendingCreate
 from surefoot_operator.memory import JobMemoryServers
 from surefoot_operator.platforms.interface import Platform, PlatformSnapshot, WorkerEnvironment
@@ -173,6 +173,7 @@ async def build_snapshot(
         failed_uploads=sessions.requests.failed_uploads,
         unreadable=sessions.requests.unreadable_saves,
         upload_seconds=slowest_upload_seconds(requests, observed.status.last_uploaded),
+        recent_upload_seconds=recent_upload_seconds(sessions.requests),
         rejected_records=(*dependencies.memory.out_of_bounds_records, *requests.rejected_records),
         memory_cleared=dependencies.memory.is_deleted,
         purges=observed.purges,

@@ -57,6 +57,7 @@ def test_the_seconds_of_an_upload_go_with_its_checkpoint() -> None:
     orders = listings.request_deletion(sessions.requests, A, 2, (older.checkpoint,), 1003.0)
     sessions = apply_message(replace(sessions, requests=orders), A, UploadReply(newer, seconds=4.0), 1004.0)
     assert sessions.requests.upload_seconds == {newer.checkpoint: {A: 4.0}}
+    assert uploads.recent_upload_seconds(sessions.requests) == (4.0,)
 
 
 def test_what_an_upload_found_to_be_unreadable_is_remembered_of_the_newest_few() -> None:

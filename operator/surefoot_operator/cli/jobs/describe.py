@@ -17,11 +17,13 @@ from surefoot.protocol.text import format_bytes
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import (
+    CheckpointLatency,
     Condition,
     DataProgress,
     ExcludedNode,
     Incident,
     JobStatus,
+    LatencyQuantiles,
     Rollback,
     StoredCheckpoints,
     TimeSpent,
@@ -60,6 +62,10 @@ class JobSummary:
     namespace: str
     name: str
     state: str
+    latency: CheckpointLatency
+    recovery_seconds: float | None
+    """Seconds from the detection of the newest failure to the first new step."""
+    goodput: float | None
     ready: str
     world_size: int | None
     generation: int | None
@@ -80,11 +86,15 @@ def summarize(stored: StoredJob, now: float) -> JobSummary:
     message = "" if status is None else status.message
     if not stored.phase:
         message = "no operator has reconciled this job yet: is surefoot-operator running?"
+    recoveries = () if status is None else recovery_durations(status.incidents).get("failure", ())
     start_seconds = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
         name=stored.name,
         state=stored.phase or "Unseen",
+        latency=CheckpointLatency() if status is None else status.checkpoint_latency,
+        recovery_seconds=recoveries[-1] if recoveries else None,
+        goodput=None if status is None else goodput(seconds_spent(status.time_spent, now)),
         ready=stored.ready,
         world_size=None if membership is None else membership.world_size,
         generation=None if membership is None else membership.generation,
@@ -106,8 +116,10 @@ def persistent_contents(status: JobStatus) -> StoredCheckpoints:
 JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
     "NAME": lambda job: job.name,
     "STATE": lambda job: job.state,
+    "CHECKPOINT LATENCY": lambda job: format_latency(job.latency),
+    "RECOVERY": lambda job: UNKNOWN if job.recovery_seconds is None else format_seconds(job.recovery_seconds),
+    "GOODPUT": lambda job: UNKNOWN if job.goodput is None else f"{job.goodput:.1%}",
     "READY": lambda job: job.ready or UNKNOWN,
-    "WORLD": lambda job: number(job.world_size),
     "STEP": lambda job: format_progress(job.pace),
     "LEFT": lambda job: age(job.pace.remaining_seconds),
     "CHECKPOINT": lambda job: format_newest_checkpoint(job.pace),
@@ -115,13 +127,28 @@ JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
     "AGE": lambda job: age(job.age_seconds),
 }
 WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
-    "EPOCH": lambda job: number(job.generation),
+    "WORLD SIZE": lambda job: number(job.world_size),
+    "GENERATION": lambda job: number(job.generation),
     "RATE": lambda job: UNKNOWN if job.pace.steps_per_second is None else f"{job.pace.steps_per_second:.3g}/s",
     "EXPOSED": lambda job: format_at_risk(job.pace),
     "IN-MEMORY": lambda job: UNKNOWN if job.memory_bytes is None else format_bytes(job.memory_bytes),
     "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else format_bytes(job.persistent_bytes),
     "MESSAGE": lambda job: job.message,
 }
+
+
+def format_latency(latency: CheckpointLatency) -> str:
+    """Renders the 99th percentiles of stall, replicated and persistent: `8ms/33ms/2.1s`; one without a value is `-`."""
+    stages = (latency.stall, latency.replicated, latency.persistent)
+    texts = [UNKNOWN if stage is None else format_seconds(stage.p99_seconds) for stage in stages]
+    return "/".join(texts) if any(stages) else UNKNOWN
+
+
+def format_seconds(seconds: float) -> str:
+    """Renders a duration with its milliseconds, as `7.7ms`, `2.1s` or `4m36s`."""
+    if seconds < 1:
+        return f"{1000 * seconds:.2g}ms" if seconds < 0.0995 else f"{1000 * seconds:.0f}ms"
+    return f"{seconds:.3g}s" if seconds < 120 else age(seconds)
 
 
 def format_progress(pace: JobProgress) -> str:
@@ -202,14 +229,31 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     return None, "an unknown checkpoint (none is known to outlive the node)"
 
 
-def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
-    """Returns the median seconds from detection to the first new step, for failures and planned changes."""
+def recovery_durations(incidents: Sequence[Incident]) -> dict[str, list[float]]:
+    """Returns the seconds from detection to the first new step of failures and of planned changes, oldest first."""
     durations: dict[str, list[float]] = {}
     for incident in incidents:
         if incident.first_step_seconds is not None:
             kind = "planned change" if incident.kind == "planned" else "failure"
             durations.setdefault(kind, []).append(incident.first_step_seconds - incident.detected_seconds)
-    return {kind: statistics.median(seconds) for kind, seconds in sorted(durations.items())}
+    return durations
+
+
+def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
+    """Returns the median seconds from detection to the first new step, for failures and planned changes."""
+    return {kind: statistics.median(seconds) for kind, seconds in sorted(recovery_durations(incidents).items())}
+
+
+def save_intervals(job: TrainingJob, status: JobStatus) -> dict[str, int]:
+    """Maps each tier to the steps between two saves to it; without tiers whose interval is not chosen yet."""
+    policy = job.spec.checkpoint
+    chosen = {"memory": status.memory_interval, "persistent": status.persistent_interval}
+    fixed = {
+        "memory": policy.memory.base_steps,
+        "persistent": None if policy.persistent is None else policy.persistent.fixed_steps,
+    }
+    steps = {tier: fixed[tier] if interval is None else interval.steps for tier, interval in chosen.items()}
+    return {tier: count for tier, count in steps.items() if count is not None}
 
 
 def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str, tuple[int, int]]:
@@ -266,6 +310,8 @@ class JobDescription:
     """Cost of losing the busiest node now; None if no generation is training."""
     recovery_seconds: dict[str, float]
     """Median seconds from detection to the first new step in this job, by kind of incident."""
+    intervals: dict[str, int]
+    """Tier -> steps between two saves to it."""
     budgets: dict[str, tuple[int, int]]
     """Spec field of each restart budget -> the restarts used, and the limit."""
 
@@ -308,6 +354,7 @@ def describe_job(view: JobView) -> JobDescription:
         checkpoints=StoredCheckpoints() if status is None else persistent_contents(status),
         node_loss=node_loss_cost(view),
         recovery_seconds={} if status is None else recovery_medians(status.incidents),
+        intervals={} if status is None or job is None else save_intervals(job, status),
         budgets={} if job is None or status is None else restart_budgets(job, status, view.now),
     )
 
@@ -346,26 +393,44 @@ def _header_lines(description: JobDescription) -> list[str]:
         ),
         ("State", f"{summary.state}   workers {summary.ready or UNKNOWN}   restarts {number(summary.restarts)}"),
         ("Message", summary.message or UNKNOWN),
+        ("Checkpoint latency", _latency_text(description)),
+        *((("Recovery", _recovery_text(description.recovery_seconds)),) if description.recovery_seconds else ()),
+        ("Goodput", _time_text(description)),
         (
             "Step",
             f"{format_progress(pace)}{rate}{remaining_text}{'' if description.loss is None else f', loss {description.loss:.4g}'}",
         ),
         *([] if description.data is None else [("Data", _data_text(description.data))]),
-        ("World", membership_text),
+        ("Membership", membership_text),
         ("Checkpoint", f"{newest_text}{persistent_text}"),
         *((("Stored", stored),) if (stored := describe_tiers(description.checkpoints)) else ()),
         ("At risk", _at_risk_text(description)),
         *((("Node lost", _node_loss_text(description.node_loss)),) if description.node_loss is not None else ()),
-        *((("Recovery", _recovery_text(description.recovery_seconds)),) if description.recovery_seconds else ()),
         *(
             (("Budgets", ", ".join(_budget_text(*budget) for budget in description.budgets.items())),)
             if description.budgets
             else ()
         ),
-        ("Time", _time_text(description)),
         *((("Rolled back", _rollback_text(description.rollback)),) if description.rollback is not None else ()),
     )
-    return [f"{name + ':':<12} {text}" for name, text in rows]
+    return [f"{name + ':':<19} {text}" for name, text in rows]
+
+
+def _latency_text(description: JobDescription) -> str:
+    """Renders median and 99th percentile of each stage, and the intervals to compare them with."""
+    latency, step_rate = description.summary.latency, description.summary.pace.steps_per_second
+    intervals = []
+    for tier, steps in description.intervals.items():
+        time_text = "" if step_rate is None else f" ({format_seconds(steps / step_rate)})"
+        intervals.append(f"{tier} every {_format_count(steps, 'step', 'steps')}{time_text}")
+    stages = (("stall", latency.stall), ("replicated", latency.replicated), ("persistent", latency.persistent))
+    texts = [f"{name} {_quantiles_text(stage)}" for name, stage in stages if stage is not None]
+    measured_text = ", ".join(texts) or "not measured yet"
+    return f"{measured_text}; saved to {', '.join(intervals)}" if intervals else measured_text
+
+
+def _quantiles_text(quantiles: LatencyQuantiles) -> str:
+    return f"{format_seconds(quantiles.p50_seconds)} (p99 {format_seconds(quantiles.p99_seconds)})"
 
 
 def describe_tiers(stored: StoredCheckpoints) -> str:
@@ -427,7 +492,9 @@ def _time_text(description: JobDescription) -> str:
     if description.goodput is None:
         return UNKNOWN
     spent_by_category = sorted(description.seconds.items(), key=lambda entry: -entry[1])
-    return f"{description.goodput:.1%} of it training ({', '.join(f'{category} {age(spent)}' for category, spent in spent_by_category)})"
+    return (
+        f"{description.goodput:.1%} ({', '.join(f'{category} {age(spent)}' for category, spent in spent_by_category)})"
+    )
 
 
 def _section_lines(title: str, lines: list[str]) -> list[str]:
@@ -601,7 +668,7 @@ def node_lines(rows: list[NodeUse]) -> list[str]:
         "DOMAIN": lambda row: row.domain,
         "WORKERS": lambda row: ",".join(row.workers) or UNKNOWN,
         "GROUP RANK": lambda row: ",".join(row.ranks) or UNKNOWN,
-        "HOLDER": lambda row: row.server,
+        "MEMORY SERVER": lambda row: row.server,
         "WHY": lambda row: row.why,
     }
     return table_lines(rows, columns)

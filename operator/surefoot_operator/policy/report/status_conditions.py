@@ -23,8 +23,10 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import reasons
 from surefoot_operator.api.status import (
+    CheckpointLatency,
     Condition,
     JobStatus,
+    LatencyQuantiles,
     Membership,
     Phase,
     StoredCheckpoints,
@@ -665,9 +667,9 @@ def _condition_of(status: JobStatus, kind: str) -> Condition | None:
 
 
 def update_contents(snapshot: JobSnapshot, status: JobStatus) -> JobStatus:
-    """Adds the contents of both tiers to a status that differs from the stored one.
+    """Adds checkpoint latency and the contents of both tiers to a status that differs from the stored one.
 
-    Contents that were not read in this generation keep their last values.
+    What was not read or measured in this generation keeps its last value.
     """
     if status == snapshot.status:
         return status
@@ -676,6 +678,8 @@ def update_contents(snapshot: JobSnapshot, status: JobStatus) -> JobStatus:
         return replace(status, checkpoints=StoredCheckpoints(persistent=contents.persistent))
     if membership is None or membership.state != "Committed":
         return status
+    latency = _measure_latency(snapshot, membership.generation, status.checkpoint_latency)
+    status = replace(status, checkpoint_latency=latency)
     reading = servers_reading(snapshot.servers, membership.generation)
     if reading.servers:
         newest = status.last_complete
@@ -714,3 +718,22 @@ def _count_contents(saves: Iterable[RankManifest]) -> TierContents:
         size_bytes += manifest.stream_bytes + manifest.digests_bytes + manifest.values_bytes
         checkpoints.add((manifest.save.generation, manifest.save.step))
     return TierContents(size_bytes, len(checkpoints))
+
+
+def _measure_latency(snapshot: JobSnapshot, generation: int, last: CheckpointLatency) -> CheckpointLatency:
+    """Returns the latency of the generation's newest saves, over all agents."""
+    timings = [session.timings for session in snapshot.sessions if session.generation == generation]
+    return CheckpointLatency(
+        stall=_quantiles(seconds for timing in timings for seconds in timing.stalls) or last.stall,
+        replicated=_quantiles(seconds for timing in timings for seconds in timing.flushes) or last.replicated,
+        persistent=_quantiles(snapshot.recent_upload_seconds) or last.persistent,
+    )
+
+
+def _quantiles(durations: Iterable[float]) -> LatencyQuantiles | None:
+    """Returns median and 99th percentile, by nearest rank; None without a measurement."""
+    seconds = sorted(durations)
+    if not seconds:
+        return None
+    p50, p99 = (float(f"{seconds[math.ceil(share * len(seconds)) - 1]:.3g}") for share in (0.5, 0.99))
+    return LatencyQuantiles(p50, p99)

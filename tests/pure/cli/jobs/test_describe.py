@@ -12,15 +12,18 @@ from support.builders import BEGAN, running, with_node, with_worker, worker
 from support.stored import stored_document, view_of_snapshot, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import (
+    CheckpointLatency,
     Condition,
     DataProgress,
     ExcludedNode,
     Incident,
     JobStatus,
+    LatencyQuantiles,
     Restart,
     SaveInterval,
     StoredCheckpoints,
     TierContents,
+    TimeSpent,
 )
 from surefoot_operator.cli.jobs.describe import (
     JobDescription,
@@ -30,6 +33,7 @@ from surefoot_operator.cli.jobs.describe import (
     format_at_risk,
     format_newest_checkpoint,
     format_progress,
+    format_seconds,
     incident_line,
     job_lines,
     node_lines,
@@ -67,7 +71,19 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
         excluded_nodes=(ExcludedNode("n7", "it failed twice", BEGAN + 900),),
     )
     told = text(view_of_snapshot(replace(seen, status=status), RunEvent(BEGAN + 40, "WorkerLost", "worker 2", True)))
-    places = [told.index(word) for word in ("State:", "Message:", "At risk:", "Workers:", "Conditions:", "Incidents:")]
+    places = [
+        told.index(word)
+        for word in (
+            "State:",
+            "Checkpoint latency:",
+            "Goodput:",
+            "Step:",
+            "At risk:",
+            "Workers:",
+            "Conditions:",
+            "Incidents:",
+        )
+    ]
     assert places == sorted(places)
     assert "2 steps (4s) would be run again after a failure now" in told
     assert "60s ago, node-lost: node n2 is gone (6.0 s to the first new step, 3 steps lost)" in told
@@ -81,14 +97,14 @@ def test_what_is_not_known_yet_leaves_no_dash_in_a_sentence() -> None:
     seen = running()
     young = replace(seen.status, step=0, progress_seconds=None, last_complete=None)
     told = text(view_of_snapshot(replace(seen, status=young)))
-    assert "Step:        0\n" in told
-    assert "Checkpoint:  none yet\n" in told
+    assert "Step:               0\n" in told
+    assert "Checkpoint:         none yet\n" in told
 
 
 def test_what_the_loader_told_of_the_data_is_shown() -> None:
     seen = running()
     read = replace(seen, status=replace(seen.status, data=DataProgress(1.25, 48.0), loss=2.34567))
-    assert "Data:        1.25 passes, 48 samples/s" in text(view_of_snapshot(read))
+    assert "Data:               1.25 passes, 48 samples/s" in text(view_of_snapshot(read))
     assert "steps/s, loss 2.346" in text(view_of_snapshot(read))
     assert "Data:" not in text(view_of_snapshot(seen))
     assert "loss" not in text(view_of_snapshot(seen)).partition("Workers:")[0]
@@ -101,7 +117,7 @@ def test_the_bytes_of_each_tier_are_shown_once_they_are_known() -> None:
     told = text(view_of_snapshot(replace(seen, status=replace(seen.status, checkpoints=stored))))
     assert "memory 1.20 GB in 2 checkpoints, 2 copies of the newest; persistent tier 512 bytes in 1 checkpoint" in told
     over = replace(seen.status, checkpoints=stored, phase="Complete")  # memory is given back
-    assert "Stored:      persistent tier 512 bytes in 1 checkpoint\n" in text(
+    assert "Stored:             persistent tier 512 bytes in 1 checkpoint\n" in text(
         view_of_snapshot(replace(seen, status=over))
     )
 
@@ -158,7 +174,9 @@ def test_recoveries_and_planned_changes_are_measured_apart() -> None:
     found = at_risk(ELASTIC, incidents=(LOST, grown, slow, still))
     assert found.recovery_seconds == {"failure": 8, "planned change": 2}
     told = "\n".join(description_lines(found))
-    assert "Recovery:    8.0 s after a failure, 2.0 s after a planned change, the median of this job's own" in told
+    assert (
+        "Recovery:           8.0 s after a failure, 2.0 s after a planned change, the median of this job's own" in told
+    )
     assert "Recovery:" not in "\n".join(description_lines(at_risk(ELASTIC)))
 
 
@@ -167,7 +185,7 @@ def test_a_budget_that_is_used_up_is_said_to_be() -> None:
     restarts = tuple(Restart(BEGAN + at, True, True, True, count=2) for at in (40, 70))  # the first is too old
     told = "\n".join(description_lines(at_risk(spec, restarts_counted=2, recent_restarts=restarts)))
     assert (
-        "Budgets:     2 of 2 backoffLimit (used up: the next restart that counts fails the job),"
+        "Budgets:            2 of 2 backoffLimit (used up: the next restart that counts fails the job),"
         " 0 of 3 maxNoProgressRestarts, 2 of 4 maxRestarts\n" in told
     )
 
@@ -297,12 +315,48 @@ def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
     )
     found = [summarize(one, BEGAN + 100) for one in jobs]
     well, new, newer = cells(found)
-    assert list(well.values())[:8] == ["team", "gpt", "Running", "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)"]
-    assert [new[name] for name in ("STATE", "READY", "WORLD", "STEP", "LEFT")] == ["Unseen", "-", "-", "-", "-"]
+    assert list(well.values())[:6] == ["team", "gpt", "Running", "-", "-", "-"]
+    assert [well[name] for name in ("READY", "WORLD SIZE", "STEP", "LEFT", "CHECKPOINT")] == [
+        "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)",
+    ]  # fmt: skip
+    assert [new[name] for name in ("STATE", "READY", "WORLD SIZE", "STEP", "LEFT")] == ["Unseen", "-", "-", "-", "-"]
     assert "is surefoot-operator running" in new["MESSAGE"]
     assert newer["STEP"] == "3"
     assert "another version" in newer["MESSAGE"]
-    assert len(job_lines(found, wide=False, everywhere=False)[0].split()) == 9
+    assert len(re.split(" {3,}", job_lines(found, wide=False, everywhere=False)[0])) == 11
+
+
+LATENCY = CheckpointLatency(LatencyQuantiles(0.0077, 0.019), LatencyQuantiles(0.033, 0.09))
+
+
+def test_list_begins_with_checkpoint_latency_then_recovery_then_goodput() -> None:
+    seen = running()
+    spent = TimeSpent("training", BEGAN + 100, training_seconds=75, recovering_seconds=25)
+    incidents = (replace(LOST, first_step_seconds=BEGAN + 90), replace(LOST, kind="planned"), LOST)
+    status = replace(seen.status, checkpoint_latency=LATENCY, time_spent=spent, incidents=incidents)
+    [row] = cells([summarize(stored_job(written(status, seen)), BEGAN + 100)])
+    assert list(row.items())[2:6] == [
+        ("STATE", "Running"), ("CHECKPOINT LATENCY", "19ms/90ms/-"), ("RECOVERY", "6s"), ("GOODPUT", "75.0%"),
+    ]  # fmt: skip
+
+
+def test_description_compares_checkpoint_latency_with_the_save_interval() -> None:
+    seen = running()
+    status = replace(seen.status, checkpoint_latency=LATENCY)
+    lines = text(view_of_snapshot(replace(seen, status=status))).splitlines()
+    assert lines[3] == (
+        "Checkpoint latency: stall 7.7ms (p99 19ms), replicated 33ms (p99 90ms); saved to memory every 10 steps (23.8s)"
+    )
+    unmeasured = text(view_of_snapshot(seen)).splitlines()[3]
+    assert unmeasured.startswith("Checkpoint latency: not measured yet; saved to memory every 10 steps")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0004, "0.4ms"), (0.0996, "100ms"), (0.9994, "999ms"), (1.0, "1s"), (12.34, "12.3s"), (300.0, "5m0s")],
+)
+def test_durations_keep_their_milliseconds(seconds: float, words: str) -> None:
+    assert format_seconds(seconds) == words
 
 
 def test_no_jobs_are_said_to_be_none() -> None:

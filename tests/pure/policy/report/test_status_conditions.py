@@ -6,9 +6,19 @@ from dataclasses import replace
 
 from support.builders import BEGAN, manifest, running, with_holder, with_worker
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Condition, Incident, JobStatus, Membership, StoredCheckpoints, TierContents
+from surefoot_operator.api.status import (
+    CheckpointLatency,
+    Condition,
+    Incident,
+    JobStatus,
+    LatencyQuantiles,
+    Membership,
+    StoredCheckpoints,
+    TierContents,
+)
+from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.api.topology_levels import topology_path
-from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
+from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing, Timings
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.membership.lifecycle import status_with_rejection, status_without_rejection
 from surefoot_operator.policy.planning.plan import plan
@@ -271,3 +281,22 @@ def test_where_ranks_stood_is_told_once_when_every_worker_could_say_so() -> None
     assert said(claimed, committed) == told_it
     assert said(committed, replace(committed, step=9)) == []
     assert said(replace(claimed, phase="Running"), replace(claimed, phase="Failed")) == told_it
+
+
+# ---- checkpoint latency ----------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_latency_is_measured_over_the_saves_of_all_agents() -> None:
+    seen = running()
+    measured = [Timings(stalls=(0.01, 0.02), flushes=(0.1,)), Timings(stalls=(0.03,), flushes=(0.30004,)), Timings()]
+    sessions = tuple(replace(s, timings=timings) for s, timings in zip(seen.sessions, measured, strict=True))
+    former = replace(seen.sessions[0], index=9, generation=0, timings=Timings(stalls=(9.0,)))
+    seen = replace(seen, sessions=(*sessions, former), recent_upload_seconds=(2.0, 4.0, 3.0))
+    status = update_contents(seen, replace(seen.status, step=43))
+    assert status.checkpoint_latency == CheckpointLatency(
+        LatencyQuantiles(0.02, 0.03), LatencyQuantiles(0.1, 0.3), LatencyQuantiles(3.0, 4.0)
+    )
+    # A generation that has saved nothing yet keeps the last values, and so does a job that is over.
+    unmeasured = replace(running(), status=status)
+    assert update_contents(unmeasured, replace(status, step=44)).checkpoint_latency == status.checkpoint_latency
+    assert status_from_json(status_to_json(status)).checkpoint_latency == status.checkpoint_latency
