@@ -148,8 +148,9 @@ release-dry-run: $(VENV)/.ready ## build and try a release, publish nothing (bui
 	$(TESTS) release $(addprefix --python ,$(PYTHON_VERSIONS)) $(ARGUMENTS)
 docs: $(VENV)/.docs ## the site of README.md and docs/, without a warning: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-manifests: $(VENV)/.ready ## write what is made from api/spec.py (manifests/crd.yaml, tables of docs/api.md) and from the chart
+manifests: $(VENV)/.ready ## write what is made from api/spec.py (manifests/crd.yaml, tables of docs/api.md), from the chart, and the table of metrics
 	$(TESTS) chart
+	$(TESTS) support.metrics_reference
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards
 clean: ## remove what was built here, the environment included

@@ -1,7 +1,7 @@
 """What saves and restores cost a node of eight GPUs, reckoned from what was measured: `python -m bench.node_model`.
 
 Pure. No such node was measured: each figure is the least that one of its parts allows, and the part is named. The constants
-are medians of docs/measuring.md; a table of this program's stands there.
+are medians of our own benchmarks; docs/sizing.md has a table of this program's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The dashboard of checkpoint latency: how long saves take and where, what is safe, what failures cost.
 
-Pure: a value of the foundation SDK. docs/operations.md explains each metric; tests/integration/test_dashboards.py runs
+Pure: a value of the foundation SDK. docs/monitoring.md explains each metric; tests/integration/test_dashboards.py runs
 every expression against a Prometheus that scraped a real run.
 """
 

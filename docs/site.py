@@ -64,8 +64,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Links for the site; a link into a folder of the repository becomes the folder's name."""
+    if config.repo_url:
+        # mkdocs would look for README.md and the other pages outside of docs/ in that folder
+        page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/{place_in_repository(page.file.src_uri)}"
     text = relinked(markdown, page.file.src_uri)
     folder = posixpath.dirname(place_in_repository(page.file.src_uri))
 

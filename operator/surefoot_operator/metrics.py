@@ -1,6 +1,6 @@
 """Defines the metrics of the operator itself.
 
-The metrics of jobs are in `reconcile.job_metrics`. docs/operations.md explains each metric.
+The metrics of jobs are in `reconcile.job_metrics`. docs/monitoring.md explains each metric.
 """
 
 from __future__ import annotations

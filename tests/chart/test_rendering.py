@@ -222,7 +222,7 @@ def test_alerts_link_to_their_panels_where_grafana_is_known() -> None:
 @pytest.mark.parametrize("name", ["runbookUrl", "grafanaUrl"])
 def test_an_address_that_is_no_url_is_refused(name: str) -> None:
     with pytest.raises(helm.HelmRefused, match=name):
-        helm.objects({"metrics": {"prometheusRule": {"enabled": True, name: "docs/operations.md"}}})
+        helm.objects({"metrics": {"prometheusRule": {"enabled": True, name: "docs/monitoring.md"}}})
 
 
 def test_kubernetes_own_roles_get_what_people_do_to_jobs_and_nothing_else() -> None:

@@ -38,6 +38,8 @@ RUN: dict[str, tuple[str, str]] = {
     "surefoot validate -f job.yaml": (PROGRAMS, "surefoot validate"),
     "make demo": ("tests/images/test_runtime_image.py", '"local", "-f", "examples/gpt.yaml"'),
     "make test ": (".ci/run", "exec make test"),
+    "make setup": ("Makefile", "test: system $(VENV)/.ready"),  # the environment in which the gate runs
+    "make test-quick": ("Makefile", "test-quick: $(VENV)/.ready"),
     "make images": (HOUR, "first-hour.md"),
     "pip install 'surefoot[runtime]'": ("tests/images/test_runtime_image.py", "test_three_lines_bring_surefoot"),
     "pip install 'surefoot[operator,runtime,cli]'": ("tests/release/__main__.py", "[cli,operator]"),

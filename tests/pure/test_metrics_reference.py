@@ -1,4 +1,4 @@
-"""docs/operations.md says what the code exports: every metric of workers, jobs and the operator, with its type and labels."""
+"""docs/monitoring.md has every metric with its type, labels and help text, and no page names a metric that is not exported."""
 
 from __future__ import annotations
 
@@ -6,50 +6,32 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client import Counter, Gauge, Histogram
 
-from surefoot import metrics as of_workers
-from surefoot_operator import metrics as of_operator
-from surefoot_operator.controller import process_metrics
-from surefoot_operator.reconcile.job_metrics import FAMILIES
+from support.metrics_reference import PAGE, metrics, written
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-ROW = re.compile(r"^\| (`surefoot_[^|]+`) \| (\w+) \|([^|]*)\| ", re.MULTILINE)
-NAMED_BY_ITS_TABLE = {
-    "### Of workers": {"namespace", "job", "worker"},
-    "### Of jobs, by the operator that leads": {"namespace", "job"},
-    "### Of the operator": set[str](),
-}
+ROOT = Path(__file__).parents[2]
+EXPORTED = {name: kind for rows in metrics().values() for name, kind, _, _ in rows}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAME = re.compile(r"(?<![\w.])surefoot_[a-z0-9_]+(?=[`{\[])")
+"""A metric in code: before a selector, a range or the closing mark."""
+PACKAGES = {"surefoot_operator"}
 
 
-def exported() -> dict[str, tuple[str, set[str]]]:
-    found = {}
-    for one in (one for module in (of_workers, of_operator, process_metrics) for one in vars(module).values()):
-        if isinstance(one, Counter | Gauge | Histogram):
-            kind = type(one).__name__.lower()
-            found[f"{one._name}_total" if kind == "counter" else one._name] = (kind, set(one._labelnames))
-    return found | {family.name: (family.kind, set(family.labels)) for family in FAMILIES}
+def test_the_tables_are_those_of_the_declarations() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert written(text) == text, "write them again: make manifests"
 
 
-def told() -> dict[str, tuple[str, set[str]]]:
-    found = {}
-    for heading, given in NAMED_BY_ITS_TABLE.items():
-        part = re.split(r"^###? ", PAGE.partition(f"{heading}\n")[2], flags=re.MULTILINE)[0]
-        for names, kind, labels in ROW.findall(part):
-            own = set(re.findall(r"[a-z_]+", labels))
-            for name in re.findall(r"`(\w+)`", names):
-                found[name] = (kind, own | given)
-    return found
+def test_every_table_has_metrics_and_every_metric_is_in_one() -> None:
+    assert all(metrics().values())
+    assert len(EXPORTED) == sum(len(rows) for rows in metrics().values())
 
 
-def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
-    assert set(told()) == set(exported())
-
-
-@pytest.mark.parametrize("name", sorted(exported()))
-def test_type_and_labels_are_the_code_s(name: str) -> None:
-    kind, labels = exported()[name]
-    said, named = told()[name]
-    assert said == kind
-    # a worker's own are laid over each of its figures when they are read
-    assert named - {"namespace", "job", "worker"} == labels - {"namespace", "job", "worker"}
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_metric_that_a_page_names_is_exported(page: Path) -> None:
+    unknown = []
+    for name in set(NAME.findall(page.read_text(encoding="utf-8"))) - PACKAGES:
+        plain = re.sub(r"_(bucket|sum|count)$", "", name)
+        if name not in EXPORTED and EXPORTED.get(plain) != "histogram":
+            unknown.append(name)
+    assert sorted(unknown) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+LINK = re.compile(r"\]\((?P<to>[^)#:\s]*)(?:#(?P<section>[^)\s]+))?\)")
 TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 
 
@@ -39,14 +41,24 @@ def test_nothing_of_the_hook_is_published() -> None:
     assert excluded[1].split() == ["/site.py", "__pycache__/"]  # its bytecode was a page of the site
 
 
-def test_links_lead_to_files_and_anchors_that_are_there(site: ModuleType) -> None:
+def test_links_lead_to_files_and_sections_that_exist(site: ModuleType) -> None:
     broken = []
     for page in [*site.PAGES, *(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))]:
         place = ROOT / site.place_in_repository(page)
-        for found in site.LINK.finditer(place.read_text(encoding="utf-8")):
-            if not (place.parent / found["to"]).exists():
-                broken.append(f"{page}: {found['to']}")
+        for link in LINK.finditer(place.read_text(encoding="utf-8")):
+            target = place.parent / link["to"] if link["to"] else place
+            is_section_missing = link["section"] and target.suffix == ".md" and link["section"] not in sections(target)
+            if not target.exists() or is_section_missing:
+                broken.append(f"{page}: {link[0]}")
     assert broken == []
+
+
+@cache
+def sections(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w -]", "", text).strip().lower().replace(" ", "-") for text in texts}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,7 @@ def test_links_lead_to_files_and_anchors_that_are_there(site: ModuleType) -> Non
     [
         ("cli.md", "[a](../README.md)", "[a](README.md)"),
         ("cli.md", "[a](../README.md#install)", "[a](README.md#install)"),
-        ("adr/0003-trainers-are-forked.md", "[a](../design.md)", "[a](../design.md)"),
+        ("adr/0003-trainers-are-forked.md", "[a](../architecture.md)", "[a](../architecture.md)"),
         ("README.md", "[a](docs/cli.md#exit-codes)", "[a](cli.md#exit-codes)"),
         ("tests/README.md", "[a](../docs/cluster.md)", "[a](../cluster.md)"),
         ("README.md", "[a](docs/nothing.md)", "[a](docs/nothing.md)"),

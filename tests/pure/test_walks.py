@@ -1,4 +1,4 @@
-"""What docs/walks.md names is there: who follows a walk finds each file and each function."""
+"""docs/architecture.md: each walk names files and functions that exist."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "walks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("\n## Walks\n")[2]
 ROW = re.compile(r"^\| *\w* *\| `(?P<path>[\w/]+\.py)` \| `(?P<name>[\w.]+)` \| [^|]+ \|$", re.MULTILINE)
 
 
 def walks() -> dict[str, list[tuple[str, str]]]:
     """Title -> (file, function) of every hop."""
-    titles = PAGE.split("\n## ")[1:]
+    titles = PAGE.split("\n### ")[1:]
     return {text.partition("\n")[0]: [(m["path"], m["name"]) for m in ROW.finditer(text)] for text in titles}
 
 
@@ -36,8 +36,8 @@ def defined(path: Path) -> set[str]:
 @pytest.mark.parametrize(("path", "name"), sorted({hop for hops in walks().values() for hop in hops}))
 def test_each_named_function_is_defined_in_the_named_file(path: str, name: str) -> None:
     package = ROOT / ("operator" if path.startswith("surefoot_operator/") else "runtime")
-    assert (package / path).is_file(), f"docs/walks.md names {path}"
-    assert name in defined(package / path), f"docs/walks.md names {name} in {path}"
+    assert (package / path).is_file(), f"docs/architecture.md names {path}"
+    assert name in defined(package / path), f"docs/architecture.md names {name} in {path}"
 
 
 def test_every_row_of_a_walk_is_read_as_a_hop() -> None:

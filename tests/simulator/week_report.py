@@ -1,7 +1,7 @@
 """`python -m simulator.week_report`: goodput of a week over fault rates and ways of saving, as a table and a picture (build/week.json, .svg).
 
-Orders are what the real policy asks for at that size (`large_job`), at what a message and a round were measured to cost
-(docs/measuring.md). The program's own beginning is taken as equal for all: it is the user's.
+Orders are what the real policy asks for at that size (`large_job`), at what a message and a round were measured to cost.
+The program's own beginning is taken as equal for all: it is the user's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simulator.week import Costs, Effect, Fleet, Way, spent
 
 ROUND_SECONDS = 0.025
 MESSAGE_SECONDS = 110e-6
-"""CPU of the operator: 0.70 s for the 6,000 messages and the rounds of one loss at 2,000 workers (docs/measuring.md)."""
+"""CPU of the operator: 0.70 s for the 6,000 messages and the rounds of one loss at 2,000 workers."""
 SEAL_SECONDS = 0.05
 BEGUN_SECONDS = 30.0
 """Process groups of 16,384 ranks, compiled kernels: the program's own, not measured here, equal for all."""

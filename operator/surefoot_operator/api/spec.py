@@ -67,10 +67,10 @@ class ElasticPolicy:
     `replicaIncrementStep`."""
     faulty_scale_down_timeout_seconds: Seconds | None = None
     """Exact time to wait for a replacement of a lost worker before training continues with fewer workers. Without it,
-    the job waits [as long as waiting is cheaper](operations.md#waiting-shrinking-and-growing)."""
+    the job waits [as long as waiting is cheaper](nodes.md#waiting-shrinking-and-growing)."""
     scale_up_snooze_seconds: Seconds | None = None
     """Minimum time between a change of the number of workers and the next growth, which then follows at once. Without it,
-    the job grows [when that pays](operations.md#waiting-shrinking-and-growing)."""
+    the job grows [when that pays](nodes.md#waiting-shrinking-and-growing)."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "gracefulShutdownTimeoutSeconds": "checkpoint.flushGraceSeconds bounds the wait for saves"
@@ -104,10 +104,10 @@ class RunPolicy:
 
     backoff_limit: Restarts = 6
     """Maximum number of restarts that the program itself causes before the job fails: an exception, an exit code, a signal
-    (also the OOM killer's if [the container's own limit](operations.md#out-of-memory) was reached), or a hang in which
+    (also the OOM killer's if [the container's own limit](diagnosis.md#out-of-memory) was reached), or a hang in which
     every agent answers. The same limit applies to consecutive starts in which workers exit before they can train (retried
     after 5 s, 10 s, 20 s, …, 160 s) or whose init containers fail before the job has trained. Lost nodes, lost workers and
-    [workers that cannot be started](operations.md#workers-that-cannot-be-started) do not count."""
+    [workers that cannot be started](nodes.md#workers-that-cannot-be-started) do not count."""
     active_deadline_seconds: PositiveSeconds | None = None
     """The job fails if it is not complete this long after its start. Surefoot then first stops the trainers and spends at
     most ten minutes on uploading the newest complete checkpoint."""
@@ -205,7 +205,7 @@ class FailurePolicy:
     max_excluded_nodes: Annotated[int | None, Field(unit="nodes")] = None
     """Maximum number of nodes that the job evacuates (by a planned change that loses no steps) and avoids for
     `evalPeriodSeconds`, after two or more failures there within that time. 0: none. Without it, the job evacuates
-    [one node at a time, if that costs less than its failures](operations.md#waiting-shrinking-and-growing). The nodes are
+    [one node at a time, if that costs less than its failures](nodes.md#waiting-shrinking-and-growing). The nodes are
     listed in `status.excludedNodes`."""
     rules: Annotated[tuple[FailureRule, ...], Field(max_items=32, unique="name")] = ()
     """[Actions by exit code](#specfailurepolicyrules). The first rule that matches applies."""
@@ -269,7 +269,7 @@ class HealthPolicy:
     step_timeout_seconds: PositiveSeconds = 600.0
     """Time without a step, after the first one since a restart, that counts as a hang, whether the operator or an agent
     detects it first. A hang is detected earlier if the stacks of all ranks show that
-    [nothing moves](operations.md#a-job-that-makes-no-step), and later within `Checkpointer.pause`. A rank is blamed, and
+    [nothing moves](diagnosis.md#a-job-that-makes-no-step), and later within `Checkpointer.pause`. A rank is blamed, and
     its node possibly avoided, only if its stack differs from all others', or its worker is at an earlier step than all
     others and every agent answers."""
     node_signals: NodeSignals | None = None
@@ -283,7 +283,7 @@ class HealthPolicy:
     on a node that fails gets no rank, and the job avoids the node (with `onUnhealthyNode: Warn`, it is only reported).
     `Warn`: only report failures. `Disabled`: no test."""
     on_straggler: Literal["Warn", "Replace"] = "Warn"
-    """Action when [one rank makes all others wait](operations.md#a-rank-that-all-others-wait-for). `Warn`: only report it.
+    """Action when [one rank makes all others wait](diagnosis.md#a-rank-that-all-others-wait-for). `Warn`: only report it.
     `Replace`: also move its worker to another node after all ranks have saved one step."""
     numerics: NumericsPolicy | None = None
     """[Actions when the loss is NaN or spikes](#spechealthpolicynumerics). Without it, loss anomalies are only reported."""
@@ -346,7 +346,7 @@ class MemoryTierSpec:
     ] = "kubernetes.io/hostname"
     """Node label whose values the copies of a save should differ in, for example `topology.kubernetes.io/zone`. With the
     default, Surefoot uses the highest well-known label in which the job's nodes differ.
-    [Copies are always on different nodes](memory-tier.md#which-nodes-hold-the-copies)."""
+    [Copies are always on different nodes](memory-tier.md#which-nodes-store-the-copies)."""
     bandwidth_bytes: Bandwidth | None = None
     """Maximum bandwidth of a worker's copies to other nodes, including repairs, while it trains; for example `500Mi`.
     [While nothing trains, there is no limit](memory-tier.md#the-training-has-the-network-first)."""
@@ -574,7 +574,7 @@ class TrainingJobSpec:
     ] = 1
     """Trainers in each worker, one for each rank. The world size is the number of workers × `nprocPerNode`."""
     spares: Annotated[int, Field(unit="workers", max_value=1000)] = 0
-    """Warm workers in addition to `replicas`, [each on a node of its own](operations.md#spares): started, connected, with the
+    """Warm workers in addition to `replicas`, [each on a node of its own](nodes.md#spares): started, connected, with the
     program's imports done, but without a rank. A spare takes the ranks of a lost worker at once and is then replaced.
     Spares never increase the number of training workers above `replicas`."""
     suspend: bool = False

@@ -1,6 +1,6 @@
 """Exports the metrics of each job. Prometheus scrapes read the job's last reconcile.
 
-Metrics are declared here, and `JobMetrics.series` yields their series; docs/operations.md describes them. No series
+Metrics are declared here, and `JobMetrics.series` yields their series; docs/monitoring.md describes them. No series
 outlives its job: when a job ends or another replica takes it over, it is not read, so nothing has to be removed.
 """
 

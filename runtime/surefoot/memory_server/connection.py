@@ -179,8 +179,8 @@ def parse_info_section(reply: bytes) -> dict[str, str]:
 # packet. TCP within a machine gets little data in flight: every byte is copied twice between the processes, and the
 # second copy finds it in the core's cache with a few hundred kilobytes in flight, but in main memory with the kernel's
 # usual megabytes. Congestion control is wasted there, too: BBR, the default of many machines, paces each burst by a
-# timer. Both limits together doubled the throughput of two servers on one core (docs/measuring.md). On a network the
-# kernel's own choices apply.
+# timer. Both limits together doubled the throughput of two servers on one core. On a network the kernel's own choices
+# apply.
 
 MAX_IN_FLIGHT_BYTES = 256 * 1024
 """Send buffer for TCP within a machine; the kernel doubles it. With less, the processes wake each other too often."""

@@ -1,7 +1,7 @@
 """Computes whether a job's checkpoints fit into staging memory and memory servers.
 
 Pure; called by `maintenance_plan`. It warns before a memory server is full: agents report the size of their ranks' saves as
-soon as trainers request staging memory, and placement determines which servers get them. docs/memory-tier.md has the formula.
+soon as trainers request staging memory, and placement determines which servers get them. docs/sizing.md has the formula.
 Nothing is stopped: saves that fit are still made, and training continues.
 """
 
