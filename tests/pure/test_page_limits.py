@@ -25,7 +25,7 @@ LIMITS_KB = {
     "docs/format.md": 12,
     "docs/protocol.md": 12,
     "docs/compatibility.md": 10,
-    "docs/layouts.md": 13,
+    "docs/layouts.md": 15,
     "docs/loaders.md": 14,
     "docs/streams.md": 11,
 }
