@@ -356,7 +356,7 @@ def commit_generation(facts: MembershipTierFacts, chosen: RestoreChosen, members
     ended_generation = status.rollback.generation if status.rollback is not None else 0
     status = record_rollback(status, lineage, step_of(facts, ended_generation))
     lost_servers = tuple(dict.fromkeys((*status.lost_servers, *(e.instance.run_id for e in chosen.lost_servers))))
-    had_checkpoint, last_uploaded = _read_protection(facts, lineage, chosen.parent)
+    had_checkpoint, last_uploaded = _read_protection(facts, lineage)
     return replace(
         status,
         membership=membership,
@@ -599,7 +599,7 @@ def _arrival_deadline(facts: MembershipNodeFacts, ready: set[WorkerId]) -> float
     return deadline
 
 
-def _read_protection(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+def _read_protection(facts: TierFacts, lineage: Lineage) -> tuple[bool, Checkpoint | None]:
     """Returns whether the job had a checkpoint, and the newest uploaded one on the new lineage."""
     status, generation = facts.status, facts.membership.generation
     reading, unreadable, covers = tier_reading(facts, generation), unreadable_checkpoints(facts), facts.layout_covers

@@ -197,11 +197,6 @@ def prune_lineage(lineage: Lineage, oldest_needed: Checkpoint | None, generation
     return tuple(entry for entry in lineage if entry.generation in chain)
 
 
-def describe_lineage(lineage: Sequence[LineageEntry]) -> str:
-    """Formats a lineage as `1@0x3 > 2@40x2`: generation, step it branched from, world size."""
-    return " > ".join(f"{e.generation}@{e.parent.step if e.parent else 0}x{e.world_size}" for e in lineage)
-
-
 # ---- completeness ----------------------------------------------------------------------------------------------------
 
 Covers = Mapping[frozenset[str], bool]

@@ -15,7 +15,6 @@ from surefoot.protocol.checkpoints.completeness import (
     complete_checkpoints,
     complete_in_persistent_tier,
     count_copies,
-    describe_lineage,
     effective_replicas,
     find_watermark,
     generation_of_step,
@@ -147,10 +146,6 @@ def test_a_damaged_record_leads_round_in_no_circle() -> None:
 def test_each_step_counts_in_exactly_one_epoch() -> None:
     assert [generation_of_step(HISTORY, 3, s) for s in (1, 30, 31, 40, 41)] == [1, 1, 2, 2, 3]
     assert [generation_of_step(HISTORY, 5, s) for s in (20, 21)] == [1, 5]
-
-
-def test_it_reads_as_a_chain() -> None:
-    assert describe_lineage(HISTORY[:2]) == "1@0x3 > 2@30x2"
 
 
 @st.composite
