@@ -148,12 +148,6 @@ class Restart:
 
     time_seconds: float
     """When the restart happened."""
-    caused_by_program: bool
-    """True if the training program caused it."""
-    counted: bool
-    """True if the restart budget counts it."""
-    made_progress: bool
-    """True if the generation before it had finished a new step."""
     count: int = 1
     """Number of restarts that this entry represents."""
 

@@ -55,11 +55,7 @@ def decide_restart(facts: JobFacts, failure: Failure, last_step: int) -> Restart
     has_progressed = _has_new_steps(facts, last_step)
     may_be_programs_fault = failure.caused_by_program or failure.unexplained
     restarts_without_progress = 0 if has_progressed else facts.status.no_progress_restarts + int(may_be_programs_fault)
-    restart = (
-        None
-        if is_ignored or failure.expected
-        else Restart(facts.now, failure.caused_by_program, is_counted, has_progressed)
-    )
+    restart = None if is_ignored or failure.expected else Restart(facts.now)
     decision = RestartDecision(restart, restarts_without_progress, is_counted)
     if rule is not None and rule.action == "FailJob":
         return replace(
@@ -95,7 +91,7 @@ def is_within_budget(facts: JobFacts) -> bool:
 
 def add_planned_restart(facts: JobFacts) -> tuple[Restart, ...]:
     """Returns the recent restarts with one more for a planned change."""
-    return append_restart(facts.status.recent_restarts, Restart(facts.now, False, False, True))
+    return append_restart(facts.status.recent_restarts, Restart(facts.now))
 
 
 def record_restart(status: JobStatus, decision: RestartDecision, last_step: int) -> JobStatus:

@@ -182,7 +182,7 @@ def test_recoveries_and_planned_changes_are_measured_apart() -> None:
 
 def test_a_budget_that_is_used_up_is_said_to_be() -> None:
     spec = {"runPolicy": {"backoffLimit": 2}, "failurePolicy": {"maxRestarts": 4, "evalPeriodSeconds": 50}}
-    restarts = tuple(Restart(BEGAN + at, True, True, True, count=2) for at in (40, 70))  # the first is too old
+    restarts = tuple(Restart(BEGAN + at, count=2) for at in (40, 70))  # the first is too old
     told = "\n".join(description_lines(at_risk(spec, restarts_counted=2, recent_restarts=restarts)))
     assert (
         "Budgets:            2 of 2 backoffLimit (used up: the next restart that counts fails the job),"

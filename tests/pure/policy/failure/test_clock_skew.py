@@ -39,7 +39,7 @@ def test_what_a_clock_that_ran_ahead_wrote_is_taken_for_now_and_nothing_else_is_
         status,
         membership=world,
         incidents=(incident,),
-        recent_restarts=(Restart(later, True, True, True),),
+        recent_restarts=(Restart(later),),
         excluded_nodes=(ExcludedNode("n1", "a test", later + 7 * HOUR),),
         progress_seconds=later,
         start_seconds=BEGAN,

@@ -314,9 +314,9 @@ def test_restarts_without_a_new_step_end_the_job() -> None:
 def test_max_restarts_counts_within_its_window() -> None:
     policy = FailurePolicy(max_restarts=2, eval_period_seconds=60)
     seen = exited(running(failure_policy=policy), 0)
-    old = (Restart(NOW - 100, True, True, True), Restart(NOW - 10, True, True, True))
+    old = (Restart(NOW - 100), Restart(NOW - 10))
     assert decided(replace(seen, status=replace(seen.status, recent_restarts=old))).status.phase == "Recovering"
-    new = (Restart(NOW - 50, True, True, True), Restart(NOW - 10, True, True, True))
+    new = (Restart(NOW - 50), Restart(NOW - 10))
     assert decided(replace(seen, status=replace(seen.status, recent_restarts=new))).status.phase == "Failed"
 
 

@@ -424,7 +424,7 @@ def test_what_is_remembered_is_bounded_and_leaves_none_out(gaps: list[float]) ->
     at, kept = NOW_RESTART_BUDGET, ()
     for gap in gaps:
         at += gap
-        kept = append_restart(kept, Restart(at, True, True, False))
+        kept = append_restart(kept, Restart(at))
     assert len(kept) <= MAX_RECENT_RESTARTS
     assert sum(r.count for r in kept) == len(gaps)
     assert all(one.time_seconds <= other.time_seconds for one, other in pairwise(kept))

@@ -334,7 +334,7 @@ def no_progress() -> JobSnapshot:
 
 def too_many_lost_nodes() -> JobSnapshot:
     seen = training(failure_policy=FailurePolicy(max_restarts=1))
-    seen = replace(seen, status=replace(seen.status, recent_restarts=(Restart(NOW - 5, False, False, True),)))
+    seen = replace(seen, status=replace(seen.status, recent_restarts=(Restart(NOW - 5),)))
     gone = with_worker(seen, 1, phase="Failed", message="gone")
     return replace(gone, nodes=tuple(replace(n, ready=n.name != "n1") for n in gone.nodes), sessions=(
         seen.sessions[0], replace(seen.sessions[1], connected=False, since_seconds=NOW - 30, last_message_seconds=NOW - 30), seen.sessions[2],
