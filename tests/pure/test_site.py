@@ -53,6 +53,22 @@ def test_links_lead_to_files_and_sections_that_exist(site: ModuleType) -> None:
     assert broken == []
 
 
+NAMED = re.compile(r"docs/(?P<page>[\w/-]+\.md)(?:#(?P<section>[\w-]+))?")
+NAMING = ("operator", "runtime", "charts", "dashboards", "docker", "examples", "bench", "manifests")
+
+
+@pytest.mark.parametrize("folder", NAMING)
+def test_pages_and_sections_that_messages_and_comments_name_exist(folder: str) -> None:
+    missing = []
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in {".py", ".yaml", ".txt", ".tpl", ".json", ".md", ".Dockerfile"} and path.is_file():
+            for name in NAMED.finditer(path.read_text(encoding="utf-8")):
+                page = DOCS / name["page"]
+                if not page.is_file() or (name["section"] and name["section"] not in sections(page)):
+                    missing.append(f"{path.relative_to(ROOT)}: {name[0]}")
+    assert missing == []
+
+
 @cache
 def sections(page: Path) -> set[str]:
     """Anchors of a page's headings, as GitHub and the site name them."""
