@@ -21,7 +21,7 @@ LIMITS_KB = {
     "docs/node-health.md": 11,
     "docs/python.md": 24,
     # specifications
-    "docs/architecture.md": 20,
+    "docs/architecture.md": 17.5,
     "docs/format.md": 12,
     "docs/protocol.md": 12,
     "docs/compatibility.md": 10,
