@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import yaml
 
-from chart.status_pages import docstrings, plain, status_rows, status_schema
+from chart.status_pages import docstrings, plain, status_schema
 from surefoot_operator.api import parse, spec
 from surefoot_operator.api.fields import QUANTITY, DeclaredField, Field, Rule, declared_fields, quantity_of
 
@@ -334,18 +334,12 @@ def template_schema() -> Schema:
 
 # ---- docs/api.md -----------------------------------------------------------------------------------------------------
 
-FIELDS_HEAD = "| field | unit | allowed | default | meaning |\n|---|---|---|---|---|\n"
-UNSUPPORTED_HEAD = "| field | what to do instead |\n|---|---|\n"
-STATUS_HEAD = "| field | type | meaning |\n|---|---|---|\n"
-FOREIGN_HEAD = "| value | why, and what to write |\n|---|---|\n"
+FIELDS_HEAD = "| field | default | allowed | meaning |\n|---|---|---|---|\n"
 
 
 def reference(current: str) -> str:
-    """Replaces the tables under the headings that name a mapping of the spec, of the status, and of refused names and values."""
+    """Replaces the tables under the headings that name a mapping of the spec."""
     tables = {path: FIELDS_HEAD + "".join(field_rows(path, cls)) for path, cls in classes()}
-    tables["Refused for now"] = UNSUPPORTED_HEAD + "".join(unsupported_rows())
-    tables["Refused values"] = FOREIGN_HEAD + "".join(foreign_rows())
-    tables["Fields of status"] = STATUS_HEAD + "".join(status_rows())
     sections = re.split(r"^(?=## )", current, flags=re.MULTILINE)
     headings = [section.partition("\n")[0].removeprefix("## ") for section in sections]
     missing = tables.keys() - set(headings)
@@ -362,22 +356,27 @@ def _with_table(section: str, table: str) -> str:
     return before + "\n" + table + re.sub(r"\A(.*\n)(\|.*\n?)*", "", line[1:] + rest)
 
 
+MEANING_CHARACTERS = 240
+"""After so many a meaning ends with its sentence: `kubectl explain` has all of it."""
+
+
 def field_rows(path: str, cls: type[Any]) -> Iterator[str]:
-    meanings = texts_of(path, cls)
+    declared = docstrings(cls)
     for name, field in declared_fields(cls).items():
-        cells = (f"`{name}`", field.field.unit, allowed_of(field), default_of(field), meanings[name])
-        yield f"| {' | '.join(cells)} |\n".replace("|  |", "| |").replace("|  |", "| |")
+        short = f"{path}.{name}".removeprefix("spec.")
+        fixed, fixed_while_running = spec.TrainingJobSpec.FIXED, spec.TrainingJobSpec.FIXED_WHILE_RUNNING
+        mark = "‡" if short in fixed else "†" if short in fixed_while_running else ""
+        allowed = " ".join(part for part in (allowed_of(field), field.field.unit) if part)
+        cells = (f"`{name}`{mark}", default_of(field), allowed, first_sentences(declared[field.attribute]))
+        yield f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
 
 
-def unsupported_rows() -> Iterator[str]:
-    for path, cls in classes():
-        for name, instead in getattr(cls, "UNSUPPORTED", {}).items():
-            yield f"| `{path}.{name}` | {instead} |\n"
-
-
-def foreign_rows() -> Iterator[str]:
-    for path, cls in classes():
-        for name, field in declared_fields(cls).items():
-            if field.field.rejected_values:
-                values = ", ".join(f"`{value}`" for value in field.field.rejected_values)
-                yield f"| `{path}.{name}`: {values} | {field.field.rejection_hint} |\n"
+def first_sentences(text: str) -> str:
+    """Returns the sentences of a meaning up to the first that ends beyond the limit, but at least one."""
+    sentences = re.split(r"(?<=\.\)) (?=[A-Z`\[])|(?<=\.) (?=[A-Z`\[])", text)
+    result = sentences[0]
+    for sentence in sentences[1:]:
+        if len(result) + len(sentence) > MEANING_CHARACTERS:
+            break
+        result += f" {sentence}"
+    return result

@@ -1,4 +1,4 @@
-"""Makes the schema of `status` in the CRD and its table in docs/api.md from the dataclasses of `api.status`.
+"""Makes the schema of `status` in the CRD from the dataclasses of `api.status`.
 
 A field's docstring is its description, its type is its schema: seconds that are a moment become a time, an optional field
 may be left out, one without a default is always written. `spec_pages` does the same for `spec` and writes both.
@@ -103,12 +103,6 @@ def class_schema(cls: type[Any]) -> Schema:
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
 
 
-def status_rows() -> Iterator[str]:
-    """Yields a row of docs/api.md for each field of the status itself."""
-    for field, hint in _fields(status.JobStatus):
-        yield f"| `{_json_name(field.name)}` | {_type_name(field.name, hint)} | {_texts(status.JobStatus)[field.name]} |\n"
-
-
 def plain(markdown: str) -> str:
     """Removes links and code marks, for `kubectl explain`."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "")
@@ -132,19 +126,6 @@ def _value_schema(name: str, hint: Any) -> Schema:
     if dataclasses.is_dataclass(hint):
         return class_schema(hint)  # type: ignore[arg-type]
     return dict(_SCALARS[hint])
-
-
-def _type_name(attribute: str, hint: Any) -> str:
-    """Names a field's type for readers of the reference."""
-    hint = _without_none(hint)
-    if _json_name(attribute).endswith("Time"):
-        return "time"
-    if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        return "list of texts" if item in (*_AS_TEXTS, str) else "list"
-    if get_origin(hint) is Literal or hint is str:
-        return "text"
-    return {int: "integer", float: "number", bool: "boolean"}.get(hint, "mapping")
 
 
 def _fields(cls: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:

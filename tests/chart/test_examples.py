@@ -10,8 +10,8 @@ from chart.helm import PROJECT
 from surefoot_operator.api.spec import allowed_sizes
 from surefoot_operator.cli.job_files import read_job
 
-SIZES = {"minimal": [2], "s3": [3], "elastic": [2, 3]}
-FILES = sorted((PROJECT / "examples" / "cluster").glob("*.yaml"))
+SIZES = {"minimal": [2], "s3": [3], "elastic": [2, 3], "two-nodes": [1, 2]}
+FILES = sorted(path for folder in ("cluster", "gpu") for path in (PROJECT / "examples" / folder).glob("*.yaml"))
 
 
 def test_each_example_is_tried() -> None:

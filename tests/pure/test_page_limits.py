@@ -15,22 +15,19 @@ LIMIT_KB = 9
 """Of a page that is not listed: ten minutes of reading."""
 LIMITS_KB: dict[str, float] = {
     # references, written by `make manifests` for the most part
-    "docs/api.md": 44,
-    "docs/cli.md": 17,
+    "docs/api.md": 27,
+    "docs/cli.md": 12,
     "docs/monitoring.md": 16,
     "docs/node-health.md": 11,
-    "docs/python.md": 24,
+    "docs/python.md": 18,
     # specifications
     "docs/architecture.md": 17.5,
     "docs/format.md": 12,
     "docs/protocol.md": 12,
     "docs/compatibility.md": 10,
-    "docs/layouts.md": 15,
-    "docs/loaders.md": 14,
-    "docs/streams.md": 11,
 }
 TARGET_KB = 210
-TOTAL_KB = 350
+TOTAL_KB = 295
 """All pages together. A number may only become smaller."""
 SLACK_KB = 120
 """A total that is smaller by more than this lowers TOTAL_KB."""

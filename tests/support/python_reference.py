@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ PAGE = DOCS / "python.md"
 PAGES = (PAGE, DOCS / "integrations.md")
 _MARKED = re.compile(r"(?<=<!-- made from )(?P<name>[\w.]+)(?P<open> -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _WIDTH = 100
+NOT_FOR_USERS = ("link", "disable_after_fork")
+"""A parameter that tests alone give, and a method that a forked child calls."""
 
 
 def written(page: str) -> str:
@@ -36,11 +39,11 @@ def described(name: str) -> str:
     if not inspect.isclass(subject):
         return f"```python\n{_signature(name, subject)}\n```\n"
     if issubclass(subject, Exception):
-        return f"```python\nclass {name}({subject.__mro__[1].__name__})\n```\n"
-    lines = [f"class {_signature(name, subject)}"]
+        return f"* `{name}` ({subject.__mro__[1].__name__}): {_sentence(subject)}\n"
+    lines = [_signature(name, subject)]
     for method, function in _methods(subject):
         shown = _signature(f".{method}", function) if callable(function) else f".{method}"
-        lines += ["", f"# {_sentence(function)}", shown]
+        lines.append(f"{shown}  # {_sentence(function).rstrip('.')}")
     return "```python\n" + "\n".join(lines) + "\n```\n"
 
 
@@ -52,38 +55,37 @@ def parameters(name: str) -> list[str]:
 
 
 def _methods(subject: type[Any]) -> list[tuple[str, Any]]:
-    """Public ones with a docstring, in the order of the source; what Checkpointer alone calls is no user's."""
+    """Public ones with a docstring, in the order of the source.
+
+    What Checkpointer alone calls is no user's, nor is what a class does for an interface of torch.
+    """
+    inherited = {name for base in subject.__mro__[1:] for name in vars(base)}
     found = []
     for name, value in vars(subject).items():
         function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         documented = inspect.isfunction(function) or isinstance(function, property)
-        if not name.startswith("_") and documented and not _sentence(function).startswith("Called by"):
+        internal = name.startswith("_") or name in inherited or name in NOT_FOR_USERS
+        if documented and not internal and not _sentence(function).startswith("Called by"):
             found.append((name, function))
     return found
 
 
 def _signature(name: str, subject: Any) -> str:
-    signature = inspect.signature(subject)
-    given = [p for p in signature.parameters.values() if p.name != "self"]
+    """Names and defaults; an editor shows the types."""
     words: list[str] = []
-    for parameter in given:
+    for parameter in inspect.signature(subject).parameters.values():
+        if parameter.name in NOT_FOR_USERS:
+            continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
             words.append("*")
         words.append(_parameter(parameter))
-    returns = "" if signature.return_annotation in (signature.empty, "None", None) else f" -> {_text(signature)}"
-    if len(line := f"{name}({', '.join(words)}){returns}") <= _WIDTH:
-        return line
-    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){returns}"
+    text = f"{name}({', '.join(word for word in words if word != 'self')})"
+    return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False))
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-    text = f"{stars}{parameter.name}: {parameter.annotation}"
-    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"
-
-
-def _text(signature: inspect.Signature) -> str:
-    return str(signature.return_annotation)
+    return f"{stars}{parameter.name}" + ("" if parameter.default is parameter.empty else f"={parameter.default!r}")
 
 
 def _sentence(subject: Any) -> str:

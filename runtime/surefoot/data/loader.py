@@ -277,11 +277,11 @@ class ElasticLoader:
         self.sampler.skip_steps(steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position behind the last consumed batch, seed and size."""
+        """Returns the position after the last consumed batch, seed and size."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues behind the batch that was consumed last.
+        """Continues after the batch that was consumed last.
 
         Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
 

@@ -217,12 +217,12 @@ class ElasticSampler(Sampler[list[int]]):
         self._consumption.source = None if isinstance(dataset, int) else dataset
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position behind the last consumed batch, seed and size."""
+        """Returns the position after the last consumed batch, seed and size."""
         self._consumption.is_state_taken = True
         return {"position": self.position, "seed": self.seed, "size": self.size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continues behind the batch that was consumed last.
+        """Continues after the batch that was consumed last.
 
         Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
 

@@ -355,7 +355,7 @@ class ElasticStream:
         self._go_on(lanes_of_plain(cursors.values()), self._batches + number, self._left)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's cursors behind the last consumed batch, and the order."""
+        """Returns this rank's cursors after the last consumed batch, and the order."""
         self._consumption.is_state_taken = True
         cursors = self._cursors_after_consumed()
         own = set(self.shape.lanes_of(self._slots))
