@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import surefoot
 from surefoot.staging import device_copies
 
 SOURCE = Path(surefoot.__file__).parent
-FACTORY = re.compile(r"torch\.(?:empty|zeros|ones|arange|full|tensor|rand\w*|eye|linspace)\((?!.*\bdevice=)")
+FACTORY = re.compile(r"torch\.(?:empty|zeros|ones|arange|full|tensor|rand\w*|eye|linspace)")
 
 
 @pytest.fixture
@@ -24,13 +25,15 @@ def other_default() -> Iterator[None]:
 
 
 def test_every_tensor_that_is_made_names_its_device() -> None:
-    bare = [
-        f"{path.relative_to(SOURCE)}: {line.strip()}"
+    calls_without_device = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}"
         for path in SOURCE.rglob("*.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if FACTORY.search(line)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and FACTORY.fullmatch(ast.unparse(node.func))
+        and "device" not in {keyword.arg for keyword in node.keywords}
     ]
-    assert not bare
+    assert not calls_without_device
 
 
 def test_fingerprints_come_to_the_host(other_default: None) -> None:

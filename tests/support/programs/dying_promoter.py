@@ -61,8 +61,8 @@ def main() -> None:
         fuse = Fuse("persistent part", given["die_at_part"])
         fuse.arm()
 
-        def probed(place: PersistentSettings, job: str, *, begin: bool) -> ObjectStoreTier:
-            return ProbedTier(open_persistent(place, job, create_root=begin), fuse.probe)
+        def probed(settings: PersistentSettings, job: str, *, create_root: bool) -> ObjectStoreTier:
+            return ProbedTier(open_persistent(settings, job, create_root=create_root), fuse.probe)
 
         chores.open_persistent = probed  # type: ignore[assignment]  # as an agent opens it, with a fuse
     errors = asyncio.run(promoted(given))
