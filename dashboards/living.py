@@ -1,4 +1,4 @@
-"""Rows about what goes on beside saves: recoveries, training, the memory tier, the operator. Pure; part of `checkpoints`."""
+"""Closed rows about what goes on beside saves: recoveries, training, the memory tier, the operator. Pure; part of `checkpoints`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,9 @@ from grafana_foundation_sdk.builders import dashboard
 from dashboards.panels import JOB, heat, lines, query
 
 
-def recovery(whole: dashboard.Dashboard) -> None:
-    whole.with_row(dashboard.Row("Failures and recovery"))
-    whole.with_panel(
-        lines(
-            "Recovery by phase",
-            "Mean time from the first sign of a failure to the end of each phase, over the recoveries of the last hour.",
-            "s",
-            query(
-                f"sum by (phase) (increase(surefoot_recovery_duration_seconds_sum{{{JOB}}}[1h]))"
-                f" / sum by (phase) (increase(surefoot_recovery_duration_seconds_count{{{JOB}}}[1h]))",
-                "{{phase}}",
-            ),
-        )
-    )
-    whole.with_panel(
+def recovery() -> dashboard.Row:
+    row = dashboard.Row("Failures and recovery")
+    row.with_panel(
         heat(
             "To the first new step",
             "From the first sign of a failure until training goes on.",
@@ -29,7 +17,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Incidents by kind",
             "Failures and planned changes, counted once they led to a new generation.",
@@ -37,7 +25,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
             query(f"sum by (kind) (surefoot_incidents_total{{{JOB}}}) > 0", "{{kind}}"),
         )
     )
-    whole.with_panel(
+    row.with_panel(
         heat(
             "Restore",
             "How long one rank read and verified its state.",
@@ -45,7 +33,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Restored bytes by source",
             "Where restored trainers read their state from.",
@@ -55,7 +43,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Steps lost and restarts",
             "Steps that had to be run again; new generations after a failure.",
@@ -64,17 +52,7 @@ def recovery(whole: dashboard.Dashboard) -> None:
             query(f"sum by (namespace, job) (surefoot_restarts_total{{{JOB}}})", "{{job}} restarts"),
         )
     )
-
-    whole.with_panel(
-        lines(
-            "Where the seconds went",
-            "Since the job started, by category; together they are its age.",
-            "s",
-            query(f"sum by (category) (surefoot_job_time_seconds{{{JOB}}})", "{{category}}"),
-            width=16,
-        )
-    )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Goodput",
             "Share of training that was not run again, of all time but suspension.",
@@ -82,11 +60,12 @@ def recovery(whole: dashboard.Dashboard) -> None:
             query(f"max by (namespace, job) (surefoot_job_goodput_ratio{{{JOB}}})", "{{job}}"),
         )
     )
+    return row
 
 
-def training(whole: dashboard.Dashboard) -> None:
-    whole.with_row(dashboard.Row("Training"))
-    whole.with_panel(
+def training() -> dashboard.Row:
+    row = dashboard.Row("Training")
+    row.with_panel(
         lines(
             "Generation and agents",
             "Ranks in the committed generation, connected agents, and the generation's number.",
@@ -97,7 +76,7 @@ def training(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Step",
             "The job's, and the slowest worker's.",
@@ -108,7 +87,7 @@ def training(whole: dashboard.Dashboard) -> None:
         )
     )
     durations = f"surefoot_step_duration_seconds_bucket{{{JOB}}}[$__rate_interval]"
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Step time",
             "Median and 99th percentile over all workers.",
@@ -118,7 +97,7 @@ def training(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Loss",
             "Mean of the workers that report one; since the start, steps whose loss was not finite or spiked, and rollbacks.",
@@ -130,7 +109,7 @@ def training(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Samples per second",
             "Rate over the last steps; of packed data, rows.",
@@ -139,7 +118,7 @@ def training(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Passes over the data",
             "Including the part of the current one; of several sources, the lowest.",
@@ -148,7 +127,7 @@ def training(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Stragglers",
             "How many times as long as its peers the worst straggler works; at 1 no rank is persistently slower. Its event names it.",
@@ -157,11 +136,12 @@ def training(whole: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    return row
 
 
-def memory(whole: dashboard.Dashboard) -> None:
-    whole.with_row(dashboard.Row("Memory tier"))
-    whole.with_panel(
+def memory() -> dashboard.Row:
+    row = dashboard.Row("Memory tier")
+    row.with_panel(
         lines(
             "Fill",
             "Used memory of each memory server of a node, divided by its limit. At 1 saves fail, visibly, and training goes on.",
@@ -172,7 +152,7 @@ def memory(whole: dashboard.Dashboard) -> None:
             ),
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Memory servers as jobs see them",
             "Memory servers that answer, do not answer, or are known to be gone.",
@@ -180,7 +160,7 @@ def memory(whole: dashboard.Dashboard) -> None:
             query(f"max by (state) (surefoot_memory_servers{{{JOB}}})", "{{state}}"),
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Evictions and failed calls",
             "Keys that a memory server evicted (it must not), and calls of the operator that failed.",
@@ -189,11 +169,12 @@ def memory(whole: dashboard.Dashboard) -> None:
             query("sum by (call) (increase(surefoot_memory_call_failures_total[$__rate_interval]))", "{{call}}"),
         )
     )
+    return row
 
 
-def operator(whole: dashboard.Dashboard) -> None:
-    whole.with_row(dashboard.Row("Operator"))
-    whole.with_panel(
+def operator() -> dashboard.Row:
+    row = dashboard.Row("Operator")
+    row.with_panel(
         lines(
             "Watch age",
             "Since the API server's last message, by watched kind. Beyond 45 s nothing is planned.",
@@ -204,7 +185,7 @@ def operator(whole: dashboard.Dashboard) -> None:
     )
     reconciles = "surefoot_reconcile_duration_seconds_bucket[$__rate_interval]"
     lags = "surefoot_operator_loop_lag_seconds_bucket[$__rate_interval]"
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Reconcile and loop lag",
             "99th percentiles: one reconcile of a job, and how late the operator's event loop wakes up.",
@@ -214,7 +195,7 @@ def operator(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "Leader",
             "Replicas that lead each shard: one, and none for a moment of a fail-over.",
@@ -223,7 +204,7 @@ def operator(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
-    whole.with_panel(
+    row.with_panel(
         lines(
             "What failed",
             "Reconciles that ended in an error, connections of agents that were rejected, watches that broke.",
@@ -237,3 +218,4 @@ def operator(whole: dashboard.Dashboard) -> None:
             width=6,
         )
     )
+    return row

@@ -5,7 +5,9 @@ Pure: builds values of Grafana's foundation SDK, which knows the JSON. Called by
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
+from typing import Literal
+
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 from grafana_foundation_sdk.models import heatmap as heatmap_models
@@ -19,6 +21,11 @@ JOB = 'namespace=~"$namespace", job=~"$job"'
 HEIGHT = 8
 STAT_HEIGHT = 4
 
+Bounds = dict[float, str]
+"""From which value on which colour; the first one's value is what everything is above."""
+
+YES_NO = {"0": ("No", "red"), "1": ("Yes", "green")}
+
 
 def age(of: str) -> str:
     """Seconds since the newest complete checkpoint was first seen to be complete; `of`: the selector's inside."""
@@ -30,8 +37,28 @@ def query(expression: str, legend: str = "") -> prometheus.Dataquery:
     return prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format(legend).range()
 
 
-def lines(title: str, about: str, unit: str, *queries: prometheus.Dataquery, width: int = 8) -> timeseries.Panel:
-    """Lines over time."""
+def lines(
+    title: str,
+    about: str,
+    unit: str,
+    *queries: prometheus.Dataquery,
+    width: int = 8,
+    logarithmic: bool = False,
+    stacked: Literal["", "bars", "shares"] = "",
+    bounds: Bounds | None = None,
+) -> timeseries.Panel:
+    """Lines over time; series that were 0 all the time are left out of the legend.
+
+    Args:
+        title: Name of the panel, one of its own.
+        about: Sentence that explains it.
+        unit: Grafana's unit of its values.
+        queries: What it shows, in the legend's order.
+        width: Of the 24 columns.
+        logarithmic: For values that differ by orders of magnitude.
+        stacked: `bars` on each other, in the order of the queries, or areas as `shares` of their sum.
+        bounds: Values from which on something is wrong, drawn as lines.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -40,8 +67,7 @@ def lines(title: str, about: str, unit: str, *queries: prometheus.Dataquery, wid
         .unit(unit)
         .span(width)
         .height(HEIGHT)
-        .min(0)
-        .fill_opacity(8)
+        .fill_opacity(70 if stacked else 8)
         .show_points(common_models.VisibilityMode.NEVER)
         .tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
         .legend(
@@ -50,8 +76,24 @@ def lines(title: str, about: str, unit: str, *queries: prometheus.Dataquery, wid
             .placement(common_models.LegendPlacement.BOTTOM)
             .show_legend(True)
         )
+        .with_override(
+            dashboard_models.MatcherConfig("byValue", {"op": "gte", "reducer": "allIsZero", "value": 0}),
+            [dashboard_models.DynamicConfigValue("custom.hideFrom", {"legend": True, "tooltip": True, "viz": False})],
+        )
     )
-    return panel.targets([query.ref_id(chr(ord("A") + place)) for place, query in enumerate(queries)])
+    if logarithmic:
+        panel.scale_distribution(common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10))
+    else:
+        panel.min(0)
+    if stacked == "bars":
+        panel.draw_style(common_models.GraphDrawStyle.BARS)
+        panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    elif stacked:
+        panel.stacking(common.StackingConfig().mode(common_models.StackingMode.PERCENT))
+    if bounds:
+        panel.thresholds(_thresholds(bounds))
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED))
+    return panel.targets(_lettered(queries))
 
 
 def heat(title: str, about: str, buckets: str, width: int = 6) -> heatmap.Panel:
@@ -91,39 +133,116 @@ def number(
     title: str,
     about: str,
     unit: str,
-    expression: str,
-    legend: str,
-    bounds: dict[float, str] | None = None,
+    *queries: prometheus.Dataquery,
+    bounds: Bounds | None = None,
+    words: dict[str, tuple[str, str]] | None = None,
+    bounds_by_query: tuple[Bounds, ...] = (),
     is_name: bool = False,
+    width: int = 4,
 ) -> stat.Panel:
     """The value now: over a range Grafana would also show the last one of each series that has ended since.
 
-    `bounds`: from which value on which colour; the first one's value is what everything is above. `is_name`: the legend
-    says everything.
+    Args:
+        title: Name of the panel, one of its own.
+        about: Sentence that explains it.
+        unit: Grafana's unit of its values.
+        queries: What it shows, as `now` makes them.
+        bounds: Colours of all values.
+        words: Value -> the word and the colour that stand for it.
+        bounds_by_query: Colours of each query's values, where they differ.
+        is_name: The legend says everything, and the value is only its colour.
+        width: Of the 24 columns.
     """
-    steps = [
-        dashboard_models.Threshold(value=None if place == 0 else value, color=color)
-        for place, (value, color) in enumerate((bounds or {0.0: "blue"}).items())
-    ]
-    return (
+    panel = (
         stat.Panel()
         .title(title)
         .description(about)
         .datasource(SOURCE)
         .unit(unit)
-        .span(4)
+        .span(width)
         .height(STAT_HEIGHT)
-        .thresholds(dashboard.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(steps))
+        .thresholds(_thresholds(bounds or {0.0: "blue"}))
         .color_mode(common_models.BigValueColorMode.VALUE)
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .text_mode(common_models.BigValueTextMode.NAME if is_name else common_models.BigValueTextMode.VALUE_AND_NAME)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .targets([_instant(expression, legend).ref_id("A")])
+        .no_value("none")
+        .targets(_lettered(queries))
+    )
+    if words:
+        results = {
+            value: dashboard_models.ValueMappingResult(text=text, color=color, index=place)
+            for place, (value, (text, color)) in enumerate(words.items())
+        }
+        panel.mappings([dashboard_models.ValueMap(options=results)])
+    for place, query_bounds in enumerate(bounds_by_query):
+        own = dashboard_models.DynamicConfigValue("thresholds", _thresholds(query_bounds).build())
+        panel.override_by_query(chr(ord("A") + place), [own])
+    return panel
+
+
+def now(expression: str, legend: str) -> prometheus.Dataquery:
+    """The newest value alone."""
+    return prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format(legend).instant()
+
+
+def worst(
+    title: str,
+    about: str,
+    unit: str,
+    expression: str,
+    column: str,
+    ascending: bool = False,
+    bounds: Bounds | None = None,
+) -> table.Panel:
+    """A table of the worst jobs, the worst first; each job's name opens its dashboard.
+
+    Args:
+        title: Name of the panel, one of its own.
+        about: Sentence that explains it.
+        unit: Grafana's unit of its values.
+        expression: One series for each job, with the labels `namespace` and `job`.
+        column: Head of the column of values.
+        ascending: The lowest value is the worst.
+        bounds: Colours of the values.
+    """
+    of_job = "/d/surefoot-checkpoints?var-namespace=${__data.fields.Namespace}&var-job=${__data.fields.Job}&${__url_time_range}"
+    link = {"title": "Open the dashboard of this job", "url": of_job}
+    names = {"namespace": "Namespace", "job": "Job", "Value": column}
+    columns = {
+        "excludeByName": {"Time": True},
+        "indexByName": {n: i for i, n in enumerate(names)},
+        "renameByName": names,
+    }
+    colored = dashboard_models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
+    return (
+        table.Panel()
+        .title(title)
+        .description(about)
+        .datasource(SOURCE)
+        .span(12)
+        .height(HEIGHT)
+        .unit(unit)
+        .no_value("none")
+        .thresholds(_thresholds(bounds or {0.0: "text"}))
+        .sort_by([common.TableSortByFieldState().display_name(column).desc(not ascending)])
+        .override_by_name("Job", [dashboard_models.DynamicConfigValue("links", [link])])
+        .override_by_name(column, [colored])
+        .with_transformation(dashboard_models.DataTransformerConfig("organize", columns))
+        .targets([now(expression, "{{namespace}}/{{job}}").format(PromQueryFormat.TABLE).ref_id("A")])
     )
 
 
-def _instant(expression: str, legend: str) -> prometheus.Dataquery:
-    return prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format(legend).instant()
+def _lettered(queries: tuple[prometheus.Dataquery, ...]) -> list[prometheus.Dataquery]:
+    return [query.ref_id(chr(ord("A") + place)) for place, query in enumerate(queries)]
+
+
+def _thresholds(bounds: Bounds) -> dashboard.ThresholdsConfig:
+    steps = [
+        dashboard_models.Threshold(value=None if place == 0 else value, color=color)
+        for place, (value, color) in enumerate(bounds.items())
+    ]
+    return dashboard.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def mark(name: str, color: str, expression: str, title: str, at_value: bool) -> dashboard.AnnotationQuery:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support.expressions import panels_of
 from support.servers.prometheus import program
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +229,7 @@ def _raised(alert: str, labels: str) -> str:
 def test_every_alert_says_what_why_and_where_to_read_on() -> None:
     sections = {_anchor(line.lstrip("# ")) for line in RUNBOOK.read_text().splitlines() if line.startswith("#")}
     board = json.loads((FILES / "dashboards" / "surefoot-checkpoints.json").read_text())
-    shown = {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
+    shown = {panel["title"] for panel in panels_of(board) if panel["type"] != "row"}
     for name, rule in rules().items():
         assert rule["labels"]["severity"] in ("warning", "critical"), name
         assert set(rule["annotations"]) == {"summary", "description", "panel", "runbook"}, name
@@ -250,10 +251,40 @@ def test_the_dashboards_are_what_their_code_makes_and_grafanas_types_read() -> N
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_have_places_and_names_of_their_own_and_say_what_they_show(path: Path) -> None:
     body = json.loads(path.read_text())
-    panels = body["panels"]
+    panels = panels_of(body)
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) > 12
     assert all(panel.get("description") for panel in panels if panel["type"] != "row")
-    assert {v["name"] for v in body["templating"]["list"]} == {"datasource", "namespace", "job"}
+    assert {v["name"] for v in body["templating"]["list"]} == {"datasource", "namespace", "job", "runbooks"}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_opens_with_checkpoint_latency_and_at_most_twelve_panels(path: Path) -> None:
+    body = json.loads(path.read_text())
+    titles = [panel["title"] for panel in body["panels"] if panel["type"] != "row"]
+    assert titles[0] == "Checkpoint latency"
+    assert titles[1:3] in (["Recovery", "Goodput now"], ["Mean goodput", "Jobs in danger"])
+    assert len(titles) <= 12
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels_of(body))
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_link_leads_to_a_dashboard_or_to_the_runbook_of_an_alert_that_names_the_panel(path: Path) -> None:
+    body = json.loads(path.read_text())
+    others = {json.loads(other.read_text())["uid"] for other in DASHBOARDS} - {body["uid"]}
+    assert {link["url"] for link in body["links"]} == {f"/d/{uid}" for uid in others}
+    [runbooks] = [v["query"] for v in body["templating"]["list"] if v["name"] == "runbooks"]
+    for panel in panels_of(body):
+        alerts = [name for name, rule in rules().items() if rule["annotations"]["panel"] == panel["title"]]
+        urls = [link["url"].replace("${runbooks}", runbooks) for link in panel.get("links") or ()]
+        assert urls == [rules()[name]["annotations"]["runbook"] for name in alerts]
+
+
+def test_every_panel_of_latencies_that_differ_by_magnitudes_has_a_logarithmic_axis() -> None:
+    for path in DASHBOARDS:
+        for panel in panels_of(json.loads(path.read_text())):
+            if panel["type"] == "timeseries" and panel["title"].startswith(("Checkpoint latency", "Latency by")):
+                scale = panel["fieldConfig"]["defaults"]["custom"]["scaleDistribution"]
+                assert scale["type"] == "log", panel["title"]
 
 
 def test_every_metric_that_is_asked_for_is_documented() -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from chart import helm
 from chart.objects import Object, containers, ports, rules, selects, templates
+from support.expressions import panels_of
 from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS
 
 EVERYTHING: Object = {
@@ -211,7 +212,7 @@ def test_alerts_link_to_their_sections_where_the_page_is_known() -> None:
 def test_alerts_link_to_their_panels_where_grafana_is_known() -> None:
     values = {"metrics": {"prometheusRule": {"enabled": True, "grafanaUrl": "https://grafana.example"}}}
     board = json.loads((helm.CHART / "files" / "dashboards" / "surefoot-checkpoints.json").read_text())
-    ids = {panel["title"]: panel["id"] for panel in board["panels"]}
+    ids = {panel["title"]: panel["id"] for panel in panels_of(board)}
     found = helm.one(helm.objects(values), "PrometheusRule", "surefoot")["spec"]
     for rule in (rule for group in found["groups"] for rule in group["rules"]):
         said = rule["annotations"]
@@ -312,6 +313,14 @@ def test_alerts_and_dashboards_are_the_files_as_they_are() -> None:
     assert there
     assert {name: json.loads(text) for name, text in shown.items()} == there
     assert sum(map(len, shown.values())) < 900_000, "a ConfigMap holds 1 MiB"
+
+
+def test_panels_link_to_runbooks_where_people_read_them() -> None:
+    page = "https://docs.example/surefoot/operations"
+    shown = helm.objects({"metrics": {"dashboards": {"enabled": True}, "prometheusRule": {"runbookUrl": page}}})
+    for text in helm.one(shown, "ConfigMap", "surefoot-dashboards")["data"].values():
+        variables = {v["name"]: v.get("query") for v in json.loads(text)["templating"]["list"]}
+        assert variables["runbooks"] == page
 
 
 def test_nothing_of_the_prometheus_operator_is_made_unasked() -> None:

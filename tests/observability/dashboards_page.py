@@ -36,7 +36,10 @@ class Board:
     title: str
     about: str
     parts: tuple[Panel | str, ...]
+    """Rows and panels that are open, a row by its title."""
     marks: tuple[Span, ...]
+    closed: tuple[tuple[str, tuple[Panel, ...]], ...] = ()
+    """Closed rows with their panels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,19 @@ def drawn_boards(prometheus: Prometheus) -> Boards:
     found = []
     for path in sorted((FILES / "dashboards").glob("*.json")):
         body = json.loads(path.read_text(encoding="utf-8"))
-        parts = tuple(_part(panel, prometheus, begin, step) for panel in body["panels"])
+        rows = [panel for panel in body["panels"] if panel.get("collapsed")]
+        parts = tuple(
+            str(panel["title"]) if panel["type"] == "row" else _panel(panel, prometheus, begin, step)
+            for panel in body["panels"]
+            if not panel.get("collapsed")
+        )
+        closed = tuple(
+            (row["title"], tuple(_panel(panel, prometheus, begin, step) for panel in row["panels"])) for row in rows
+        )
         marks = tuple(
             span for mark in body["annotations"].get("list", ()) for span in _spans(mark, prometheus, begin, step)
         )
-        found.append(Board(body["title"], body.get("description", ""), parts, marks))
+        found.append(Board(body["title"], body.get("description", ""), parts, marks, closed))
     return Boards(begin, end, tuple(found))
 
 
@@ -86,20 +97,37 @@ def _board(board: Board, begin: float, end: float) -> list[Markup]:
             grid.append(element("h2", part))
         else:
             grid.append(drawn_panel(part, board.marks, begin, end))
-    return [*parts, element("div", *grid, class_="grid")]
+    rows = [
+        element(
+            "details",
+            element("summary", f"{title} ({len(panels)} panels)"),
+            element("div", *(drawn_panel(panel, board.marks, begin, end) for panel in panels), class_="grid"),
+        )
+        for title, panels in board.closed
+    ]
+    return [*parts, element("div", *grid, class_="grid"), *rows]
 
 
-def _part(panel: dict[str, Any], prometheus: Prometheus, begin: float, step: float) -> Panel | str:
-    if panel["type"] == "row":
-        return str(panel["title"])
+def _panel(panel: dict[str, Any], prometheus: Prometheus, begin: float, step: float) -> Panel:
     defaults = panel.get("fieldConfig", {}).get("defaults", {})
     y_axis = panel.get("options", {}).get("yAxis", {})
+    custom = defaults.get("custom", {})
+    bounds = _bounds(defaults.get("thresholds", {}).get("steps", []))
+    own = {
+        override["matcher"]["options"]: override["properties"][0]["value"]["steps"]
+        for override in panel.get("fieldConfig", {}).get("overrides", ())
+        if override["properties"][0]["id"] == "thresholds"
+    }
     lines = tuple(
-        Line(legend(target["legendFormat"], one["metric"]), _points(one, begin), one["metric"].get("le", ""))
+        Line(
+            legend(target["legendFormat"], one["metric"]),
+            _points(one, begin),
+            one["metric"].get("le", ""),
+            _bounds(own.get(target["refId"], [])) or bounds,
+        )
         for target in panel["targets"]
         for one in _asked(target, prometheus, step)
     )
-    bounds = tuple((one["value"], one["color"]) for one in defaults.get("thresholds", {}).get("steps", ()))
     return Panel(
         kind=panel["type"],
         title=panel["title"],
@@ -109,7 +137,19 @@ def _part(panel: dict[str, Any], prometheus: Prometheus, begin: float, step: flo
         lines=lines,
         bounds=bounds,
         is_name=panel.get("options", {}).get("textMode") == "name",
+        words={
+            float(value): (result["text"], result["color"])
+            for mapping in defaults.get("mappings", ())
+            for value, result in mapping["options"].items()
+        },
+        logarithmic=custom.get("scaleDistribution", {}).get("type") == "log",
+        stacking=custom.get("stacking", {}).get("mode", "none"),
+        is_descending=next((sort["desc"] for sort in panel.get("options", {}).get("sortBy", ())), True),
     )
+
+
+def _bounds(steps: list[dict[str, Any]]) -> tuple[tuple[float | None, str], ...]:
+    return tuple((step["value"], step["color"]) for step in steps)
 
 
 def _asked(target: dict[str, Any], prometheus: Prometheus, step: float) -> list[dict[str, Any]]:

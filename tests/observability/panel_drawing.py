@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from markupsafe import Markup
 
 from observability.boards_style import element
-from surefoot_operator.cli.report.charts import ticks
+from surefoot_operator.cli.report.charts import logarithmic_ticks, ticks
 
 Points = tuple[tuple[float, float], ...]
 
@@ -29,6 +30,8 @@ class Line:
     points: Points
     bound: str = ""
     """Of a histogram's bucket: its upper one."""
+    bounds: tuple[tuple[float | None, str], ...] = ()
+    """Of its query, where they are not the panel's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class Panel:
     """From which value on which colour; the first has none."""
     is_name: bool = False
     """The legend alone is shown."""
+    words: Mapping[float, tuple[str, str]] = field(default_factory=dict)
+    """Value -> the word and the colour that stand for it."""
+    logarithmic: bool = False
+    stacking: str = "none"
+    is_descending: bool = True
+    """Of a table: the highest value is first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +73,28 @@ class Plane:
     begin: float
     end: float
     top: float
+    bottom: float = 0.0
+    """Above 0 on a logarithmic axis."""
 
     def x(self, at: float) -> float:
         return _LEFT + (self.width - _LEFT - _RIGHT) * (at - self.begin) / ((self.end - self.begin) or 1.0)
 
     def y(self, value: float) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / (self.top or 1.0)
+        share = value / (self.top or 1.0)
+        if self.bottom:
+            share = math.log(max(value, self.bottom) / self.bottom) / (math.log(self.top / self.bottom) or 1.0)
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
 
 def drawn_panel(panel: Panel, marks: Sequence[Span], begin: float, end: float) -> Markup:
     """One panel with its title and what it is about; drawn twice, for wide and for narrow screens."""
-    inner = [_numbers(panel)] if panel.kind == "stat" else []
-    if panel.kind != "stat":
+    drawn = _stacked(panel) if panel.kind == "timeseries" and panel.stacking != "none" else panel
+    simple = {"stat": _numbers, "table": _table}
+    inner = [simple[panel.kind](panel)] if panel.kind in simple else []
+    if panel.kind not in simple:
         for kind, width in (("wide", panel.columns * 51.0 - 28.0), ("narrow", 340.0)):
             draw = _heat if panel.kind == "heatmap" else _lines
-            inner.append(draw(panel, marks, Plane(width, begin, end, _top(panel)), kind))
+            inner.append(draw(drawn, marks, Plane(width, begin, end, _top(drawn), _lowest(drawn)), kind))
     return element(
         "section",
         element("h3", panel.title),
@@ -123,26 +139,71 @@ def buckets(lines: Sequence[Line]) -> list[tuple[str, Points]]:
 
 def _numbers(panel: Panel) -> Markup:
     """The last value of each series with its name, as Grafana reduces them."""
-    found = [
+    found = []
+    for line in panel.lines:
+        if line.points:
+            value = line.points[-1][1]
+            color = color_of(value, line.bounds or panel.bounds)
+            word, color = panel.words.get(value, (line.legend if panel.is_name else shown(value, panel.unit), color))
+            name = None if panel.is_name else element("small", line.legend)
+            found.append(element("div", word, name, class_="number", style=f"color:var(--{color})"))
+    return element("div", *found, class_="numbers") if found else element("div", "none", class_="number")
+
+
+def _table(panel: Panel) -> Markup:
+    """A row for each job, the worst first."""
+    rows = sorted(
+        ((line.points[-1][1], line.legend) for line in panel.lines if line.points), reverse=panel.is_descending
+    )
+    cells = [
         element(
-            "div",
-            line.legend if panel.is_name else shown(line.points[-1][1], panel.unit),
-            None if panel.is_name else element("small", line.legend),
-            class_="number",
-            style=f"color:var(--{color_of(line.points[-1][1], panel.bounds)})",
+            "tr",
+            element("td", job),
+            element("td", shown(value, panel.unit), style=f"color:var(--{color_of(value, panel.bounds)})"),
         )
-        for line in panel.lines
-        if line.points
+        for value, job in rows
     ]
-    return element("div", *found) if found else element("div", "No data", class_="number")
+    return element("table", *cells) if cells else element("div", "none", class_="number")
+
+
+def _stacked(panel: Panel) -> Panel:
+    """Each line on those before it; the highest is drawn first, so that the lower ones stay visible."""
+    sums: dict[float, float] = defaultdict(float)
+    totals: dict[float, float] = defaultdict(float)
+    for line in panel.lines:
+        for at, value in line.points:
+            totals[round(at, 1)] += value
+    lines = []
+    for line in panel.lines:
+        points = []
+        for at, value in line.points:
+            sums[round(at, 1)] += value
+            share = (totals[round(at, 1)] or 1.0) if panel.stacking == "percent" else 1.0
+            points.append((at, sums[round(at, 1)] / share))
+        lines.append(replace(line, points=tuple(points)))
+    return replace(panel, lines=tuple(lines), unit="percentunit" if panel.stacking == "percent" else panel.unit)
 
 
 def _lines(panel: Panel, marks: Sequence[Span], plane: Plane, kind: str) -> Markup:
+    is_stacked = panel.stacking != "none"
     paths = [
-        element("path", d=_path(line.points, plane), class_="line", style=f"stroke:var(--s{place % COLORS})")
+        element(
+            "path",
+            d=_path(line.points, plane, closed=is_stacked),
+            class_="area" if is_stacked else "line",
+            style=f"{'fill' if is_stacked else 'stroke'}:var(--s{place % COLORS})",
+        )
         for place, line in enumerate(panel.lines)
     ]
-    rules = [_rule(value, plane, shown(value, panel.unit)) for value in _round_values(plane.top, panel.unit)]
+    if is_stacked:
+        paths.reverse()
+    paths += [
+        element("line", x1=_LEFT, x2=plane.width - _RIGHT, y1=y, y2=y, class_="bound", style=f"stroke:var(--{color})")
+        for bound, color in panel.bounds
+        if bound is not None and plane.bottom <= bound <= plane.top
+        for y in (plane.y(bound),)
+    ]
+    rules = [_rule(value, plane, shown(value, panel.unit)) for value in _round_values(plane, panel.unit)]
     return _svg(panel, plane, kind, [*rules, *_over(marks, plane), *paths])
 
 
@@ -222,14 +283,20 @@ def _rule(value: float, plane: Plane, said: str) -> Markup:
     return element("g", line, element("text", said, x=_LEFT - 6, y=y + 4, class_="end"))
 
 
-def _round_values(top: float, unit: str) -> list[float]:
+def _round_values(plane: Plane, unit: str) -> list[float]:
     """Where rules are drawn: bytes at round numbers of their binary unit."""
+    top = plane.top
+    if plane.bottom:
+        return logarithmic_ticks(plane.bottom, top, 6)
     scale = 1024.0 ** int(math.log(top, 1024)) if unit == "bytes" and top > 1 else 1.0
     return [scale * value for value in ticks(0.0, top / scale, 4)]
 
 
-def _path(points: Points, plane: Plane) -> str:
-    """A line that breaks where samples are missing."""
+def _path(points: Points, plane: Plane, closed: bool = False) -> str:
+    """A line that breaks where samples are missing; `closed`: the area below it."""
+    if closed and points:
+        outline = [(points[0][0], plane.bottom), *points, (points[-1][0], plane.bottom)]
+        return "M" + "L".join(f"{plane.x(at):.1f} {plane.y(value):.1f}" for at, value in outline) + "Z"
     gap = 1.5 * _least_step(points)
     words, last = [], -math.inf
     for at, value in points:
@@ -245,6 +312,12 @@ def _least_step(points: Points) -> float:
 def _top(panel: Panel) -> float:
     most = max((value for line in panel.lines for _, value in line.points), default=0.0)
     return most * 1.05 if most > 0 else 1.0
+
+
+def _lowest(panel: Panel) -> float:
+    """Where a logarithmic axis begins; 0: the axis is linear."""
+    positive = [value for line in panel.lines for _, value in line.points if value > 0]
+    return min(positive, default=0.0) * 0.9 if panel.logarithmic else 0.0
 
 
 def _key(panel: Panel) -> Markup:
@@ -266,6 +339,7 @@ def _key(panel: Panel) -> Markup:
                 element("b", last(line)),
             )
             for place, line in enumerate(panel.lines)
+            if not line.points or any(value for _, value in line.points)
         ),
         class_="key",
     )

@@ -119,6 +119,7 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     figures.update_gauges(seen, replace(seen.status, data=DataProgress(1.25, 48.0)), plan_maintenance(seen))
     assert (value("surefoot_job_data_epochs"), value("surefoot_job_samples_per_second")) == (1.25, 48)
     assert value("surefoot_world_size") == 3
+    assert value("surefoot_requested_world_size") == 3
     assert value("surefoot_checkpoint_copies") == 2
     assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now_seconds
     assert value("surefoot_job_phase", "('phase', 'Running')") == 1

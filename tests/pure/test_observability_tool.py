@@ -125,3 +125,23 @@ def test_the_page_says_that_it_is_not_grafana_and_breaks_lines_where_samples_are
     assert path.count("M") == 2
     assert page.count("No data") == 2, "for wide and for narrow screens"
     assert "a Running</div>" in page
+
+
+def test_a_panel_is_drawn_as_its_json_wants_it() -> None:
+    """A logarithmic axis, words for values, a sorted table, shares that reach 100 %, and no legend of a line of zeros."""
+    times = (10.0, 11.0)
+
+    def line(name: str, value: float) -> Line:
+        return Line(name, tuple((at, value) for at in times))
+
+    latencies = Panel("timeseries", "L", "a", "s", 8, (line("stall", 0.001), line("upload", 100.0)), logarithmic=True)
+    shares = Panel("timeseries", "S", "a", "s", 8, (line("a", 3.0), line("b", 1.0), line("c", 0.0)), stacking="percent")
+    yes = Panel("stat", "P", "a", "none", 4, (line("gpt", 1.0),), words={1.0: ("Yes", "green")})
+    worst = Panel("table", "T", "a", "none", 8, (line("n/fine", 1.0), line("n/bad", 5.0)))
+    page = boards_page(Boards(10.0, 11.0, (Board("B", "a", (latencies, yes, worst), (), (("Closed", (shares,)),)),)))
+    assert {"10 ms", "1 s", "100 s"} <= set(re.findall(r'class="end">(.*?)</text>', page))
+    assert "color:var(--green)" in page
+    assert page.index("n/bad") < page.index("n/fine")
+    assert "<summary>Closed (1 panels)</summary>" in page
+    assert "100 %</text>" in page
+    assert re.findall(r"</i>([abc]) <b>(.*?)</b>", page) == [("a", "3 s"), ("b", "1 s")]

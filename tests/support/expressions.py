@@ -21,6 +21,7 @@ VARIABLES = {"$__rate_interval": "10s", "$__range": "1h", "$namespace": ".*", "$
 QUIET = {
     "Saves that failed": "every save was taken",
     "Saves that were skipped": "every due save found a slot",
+    "Recovery by phase: committed": "the membership is committed as soon as memory is fenced",
     "Saves under way": "a save of some kilobytes drains between two scrapes",
     "Restored bytes by source: read again: {{reason}}": "no copy was bad",
     "Steps lost and restarts: {{job}} steps": "the newest checkpoint may be that of the last step",
@@ -63,13 +64,18 @@ def of_dashboards() -> list[Expression]:
             Expression(mark["name"], filled(mark["expr"]), False, mark["expr"], mark["titleFormat"], title)
             for mark in marks
         ]
-        for panel in dashboard["panels"]:
+        for panel in panels_of(dashboard):
             for target in panel.get("targets", ()):
                 legend = target["legendFormat"]
                 where = f"{panel['title']}: {legend}"
                 rests = where in QUIET or panel["title"] in QUIET
                 found.append(Expression(where, filled(target["expr"]), rests, target["expr"], legend, title))
     return found
+
+
+def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every row and panel, also those of closed rows."""
+    return [one for panel in dashboard["panels"] for one in (panel, *(panel.get("panels") or ()))]
 
 
 def of_choices() -> list[Expression]:

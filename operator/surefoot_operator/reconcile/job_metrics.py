@@ -87,6 +87,9 @@ def _declare(name: str, text: str, kind: Literal["gauge", "counter", "histogram"
 
 phase = _declare_gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "phase")
 world_size = _declare_gauge("surefoot_world_size", "Ranks in the committed generation.")
+requested_world_size = _declare_gauge(
+    "surefoot_requested_world_size", "Ranks that the job asks for; an elastic job also trains with fewer."
+)
 job_generation = _declare_gauge("surefoot_job_generation", "Current generation, claimed or committed.")
 job_step = _declare_gauge("surefoot_job_step", "Highest step that any rank of the current generation has finished.")
 data_epochs = _declare_gauge(
@@ -281,6 +284,7 @@ class JobMetrics:
         if status.data is not None:
             yield data_epochs, (), status.data.epochs
             yield samples_per_second, (), status.data.samples_per_second or math.nan
+        yield requested_world_size, (), snapshot.job.spec.replicas * snapshot.job.spec.nproc_per_node
         yield agents_connected, (), sum(s.connected for s in snapshot.sessions)
         for state in _SERVER_STATES:
             yield memory_servers, (state,), sum(h.state == state for h in snapshot.servers)
