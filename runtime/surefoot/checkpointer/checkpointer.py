@@ -227,6 +227,7 @@ class Checkpointer:
         """
         self._reject_when_closed("restore")
         self._open_step = None
+        self._program.mark_built()
         fit = AllowedDifferences(strict, tuple(optional), convert_dtypes)
         # tensors that are made in inference mode could not be trained; of a model that was made in it they must be
         is_inference = torch.is_inference_mode_enabled() and any(
@@ -304,6 +305,9 @@ class Checkpointer:
         elif is_due:
             skipped = self._saves.save_if_slot_free(self._step, level)
             self._changes.record(self._step, skipped)
+        for warning in self._program.take_warnings():
+            _log.warning("%s", warning)
+            self._backend.report_notice("ProgramChanged", warning)
         self._reports.report(self._step, told, stall, skipped, level)
         if at_barrier and self._open_step is None:
             self._backend.wait_at_barrier(self._step)

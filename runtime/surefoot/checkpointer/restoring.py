@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 
 from surefoot import metrics
@@ -439,7 +440,8 @@ def memory_of(host: torch.Tensor) -> memoryview:
     # of one element the strides may be anything
     span = 1 + sum((n - 1) * step for n, step in zip(host.shape, host.stride(), strict=True))
     flat = host.as_strided((span,), (1,))
-    memory: memoryview = flat.view(torch.uint8).numpy().data
+    array = np.from_dlpack(flat.view(torch.uint8))  # numpy() would forbid the program to resize_ the tensor later
+    memory: memoryview = (array if array.flags.writeable else flat.view(torch.uint8).numpy()).data
     return memory
 
 

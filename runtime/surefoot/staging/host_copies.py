@@ -260,7 +260,7 @@ def prepare_copies(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -
 
     Raises ValueError unless `target` has exactly the piece's size.
     """
-    array: Array = as_integer_elements(source).numpy()
+    array: Array = np.from_dlpack(as_integer_elements(source))  # numpy() would forbid the program to resize_ it later
     if array.nbytes != target.size:
         raise ValueError(f"a piece of {array.nbytes} bytes cannot be copied to {target.size} bytes of the stream")
     if array.size == 0:

@@ -7,10 +7,11 @@ has several entries of the same name. `tensor_locations` creates entries; progra
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
+from operator import attrgetter, eq
 from typing import Any, Literal
 
 import torch
@@ -138,6 +139,33 @@ def outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
     return [(e.name, e.dtype, e.location.shape) for e in entries]
 
 
+class TensorKinds:
+    """Remembers the dtype, shape and device of entries' tensors, to detect that one was changed in place.
+
+    `Module.to`, `p.data = …` and `resize_` keep the tensor and change its type or size; a save planned before would
+    write it under its old type.
+    """
+
+    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+        parts = {(id(entry.tensor), entry.inner): (entry.tensor, entry.inner) for entry in entries}
+        own = [type(t) in PLAIN_CLASSES and inner is None and not is_flat_parameter(t) for t, inner in parts.values()]
+        self._plain = [tensor for (tensor, _), is_own in zip(parts.values(), own, strict=True) if is_own]
+        self._wrapped = [part for part, is_own in zip(parts.values(), own, strict=True) if not is_own]
+        self._kinds = list(self._current())
+
+    def are_the_same(self) -> bool:
+        """Returns whether no tensor has changed its dtype, shape or device."""
+        return all(map(eq, self._current(), self._kinds))
+
+    def _current(self) -> Iterator[tuple[torch.dtype, torch.Size, torch.device]]:
+        yield from map(_KIND, self._plain)
+        for tensor, inner in self._wrapped:
+            yield _KIND(local_part(tensor, inner))
+
+
+_KIND = attrgetter("dtype", "shape", "device")
+
+
 def is_flat_parameter(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a flat parameter of FSDP1.
 
@@ -157,6 +185,29 @@ def local_part(tensor: torch.Tensor, inner: str | None = None) -> torch.Tensor:
         local_tensor = getattr(local_tensor, inner)
     memory: torch.Tensor = local_tensor.detach()
     return memory
+
+
+def has_overlaps(memory: torch.Tensor) -> bool:
+    """Returns whether elements of a tensor share memory because it was expanded."""
+    return any(n > 1 and step == 0 for n, step in zip(memory.shape, memory.stride(), strict=True))
+
+
+def fill_from(entry: Entry, values: torch.Tensor) -> None:
+    """Copies values into an entry's memory; into an expanded tensor only values that are the same along that dimension.
+
+    Raises StateMismatch if they are not: one place in memory has one value.
+    """
+    memory = entry.local_part()
+    if not has_overlaps(memory):
+        memory.copy_(values)
+        return
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in memory.stride())
+    if not torch.equal(values, values[once].expand_as(values)):
+        raise StateMismatch(
+            f"{entry.name} is an expanded tensor here, whose elements share memory, and they differ in the checkpoint:"
+            " build it with .clone() after .expand()"
+        )
+    memory[once].copy_(values[once])
 
 
 # ---- fit of saved tensors --------------------------------------------------------------------------------------------

@@ -17,7 +17,16 @@ import torch
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format import values
 from surefoot.geometry.sharding import Grid
-from surefoot.state.entries import Entry, SavedTensor, dtype_from_name, escaped, is_dtensor, is_plain, joined, unescaped
+from surefoot.state.entries import (
+    Entry,
+    SavedTensor,
+    dtype_from_name,
+    escaped,
+    is_dtensor,
+    is_plain,
+    joined,
+    unescaped,
+)
 from surefoot.state.tensor_building import (
     BuildLocation,
     Facts,
@@ -130,6 +139,7 @@ class ModuleSignature:
             persistent_names = [leaf for leaf in module_buffers if leaf not in owner._non_persistent_buffers_set]
             self.buffers += [(_child_name(name, leaf), module_buffers, leaf) for leaf in persistent_names]
             self._buffer_dictionaries.append(module_buffers)
+        self._buffer_places = {name: (module_buffers, leaf) for name, module_buffers, leaf in self.buffers}
         self._keys = list(self._names())
         self._dictionary_values = [value for dictionary in self._dictionaries for value in dictionary.values()]
 
@@ -141,6 +151,12 @@ class ModuleSignature:
     def _names(self) -> Iterator[str]:
         return chain.from_iterable((*self._dictionaries, *self._buffer_dictionaries))
 
+    def buffer(self, name: str) -> torch.Tensor | None:
+        """Returns a persistent buffer by its name; None where there is none now."""
+        dictionary, leaf = self._buffer_places.get(name, ({}, ""))
+        found: torch.Tensor | None = dictionary.get(leaf)
+        return found
+
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields each persistent buffer once."""
         yielded_ids: set[int] = set()
@@ -149,6 +165,24 @@ class ModuleSignature:
             if buffer is not None and id(buffer) not in yielded_ids:
                 yielded_ids.add(id(buffer))
                 yield name, buffer
+
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+"""A tensor's dtype and shape."""
+
+BUFFERS = "~buffers"
+"""Key among a module's values for buffers whose type or shape is not the one that the program builds."""
+
+
+def _kind_of(tensor: torch.Tensor | None) -> Kind | None:
+    """Describes a tensor; None without one, or without a shape yet (LazyLinear)."""
+    if tensor is None or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return None
+    return tensor.dtype, tensor.shape
+
+
+def _extra_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {owner: tree for owner, tree in values.items() if owner != BUFFERS}
 
 
 class ModulePart:
@@ -175,14 +209,20 @@ class ModulePart:
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self._parameter_entries: list[Entry] = []
         self._collect()
+        self._built_buffers = self._buffer_kinds()
         default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), rank_and_world_size)
         self._placer = EntryPlacer(rank, default, replicas)
         self.is_on_every_rank = default.count == world_size and not self._flat
         self._incoming: dict[str, torch.Tensor] = {}
+        self._incoming_buffers: dict[str, torch.Tensor | None] = {}
 
     def is_stale(self) -> bool:
         """Returns whether parameters or submodules changed since the last `refresh`."""
         return not self._signature.are_the_same()
+
+    def mark_built(self) -> None:
+        """Takes the present buffers for those that a fresh start builds before its restore."""
+        self._built_buffers = self._buffer_kinds()
 
     def refresh(self, lazy_ids: frozenset[int]) -> None:
         """Collects the current parameters; `lazy` has the ids of those that belong to an optimizer."""
@@ -231,17 +271,34 @@ class ModulePart:
             yield from self._placer.of(name, tensor, "lowest")
 
     def values(self) -> Any:
-        """Returns the extra state of submodules that have any."""
-        return self._extra_state()[0]
+        """Returns the extra state of submodules that have any, and the buffers that training has made others."""
+        changed = self._changed_buffers()
+        return self._extra_state()[0] | ({BUFFERS: changed} if changed else {})
 
     def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
-        """Builds the tensors of extra state; the module's own exist already."""
-        self._incoming = built_marks(values, saved, BuildLocation(self._placer.rank))
+        """Builds the tensors of extra state, and buffers that training made others; the module's own exist already."""
+        self._incoming = built_marks(_extra_values(values), saved, BuildLocation(self._placer.rank))
+        self._incoming_buffers = {}
+        kinds = self._buffer_kinds()
+        for leaf, device in values.get(BUFFERS, {}).items():
+            saved_tensor = saved.get(f"{self.name}/{leaf}")
+            if device is None:
+                self._incoming_buffers[leaf] = None
+            elif saved_tensor is not None and kinds.get(leaf) != (
+                dtype_from_name(saved_tensor.dtype),
+                saved_tensor.shape,
+            ):
+                live = self._signature.buffer(leaf)
+                parameter = next(iter(self.parameters.values()), None)
+                location = BuildLocation(self._placer.rank, parameter).device(device)
+                dtype = dtype_from_name(saved_tensor.dtype)
+                where = location if live is None else live.device
+                self._incoming_buffers[leaf] = torch.empty(saved_tensor.shape, dtype=dtype, device=where)
 
     def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds extra state aside and compares it; other tensors exist already."""
         scratch = built_marks(values, saved, BuildLocation(self._placer.rank, scratch=True))
-        for owner_name, tree in values.items():
+        for owner_name, tree in _extra_values(values).items():
             path = f"{self.name}.{owner_name}.extra_state"
             live = self._extras[owner_name].get_extra_state()
             if difference := first_difference(insert_tensors(tree, scratch.__getitem__, live, path), live, path):
@@ -249,13 +306,19 @@ class ModulePart:
 
     def targets(self) -> Iterator[Entry]:
         """Entries to fill: live tensors, and those that `prepare` made."""
-        yield from self.weights()
+        yield from self._parameters_and_flat()
+        for leaf, buffer in {**dict(self._signature.named_buffers()), **self._incoming_buffers}.items():
+            if buffer is not None:
+                yield from self._placer.of(f"{self.name}/{leaf}", buffer, "lowest")
         for name, tensor in self._incoming.items():
             yield from self._placer.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
-        """Gives restored extra state back to its submodules, after all targets were filled."""
-        for owner_name, tree in values.items():
+        """Gives restored extra state and buffers back to their submodules, after all targets were filled."""
+        for leaf, buffer in self._incoming_buffers.items():
+            self._set_buffer(leaf, buffer)
+        self._incoming_buffers = {}
+        for owner_name, tree in _extra_values(values).items():
             if owner_name not in self._extras:
                 raise StateMismatch(f"{self.name} has no submodule {owner_name!r} with extra state; the checkpoint has")
             owner = self._extras[owner_name]
@@ -265,6 +328,45 @@ class ModulePart:
 
     def weights(self) -> Iterator[Entry]:
         """Yields entries of parameters and buffers."""
+        yield from self._parameters_and_flat()
+        for leaf, buffer in self._signature.named_buffers():
+            yield from self._placer.of(f"{self.name}/{leaf}", buffer, "lowest")
+
+    def parameter_kinds(self) -> dict[str, Kind | None]:
+        """Returns dtype and shape of the parameters that are not flat, by full name."""
+        return {f"{self.name}/{leaf}": _kind_of(parameter) for leaf, parameter in self.parameters.items()}
+
+    def _buffer_kinds(self) -> dict[str, Kind | None]:
+        return {leaf: _kind_of(dictionary[key]) for leaf, dictionary, key in self._signature.buffers}
+
+    def _changed_buffers(self) -> dict[str, str | None]:
+        """Maps buffers whose type or shape the program changed to their device; None: the buffer is None now.
+
+        Observers, memory banks and lazily made buffers change so, and a fresh program has them as they were.
+        """
+        changed: dict[str, str | None] = {}
+        for leaf, kind in self._buffer_kinds().items():
+            if self._built_buffers.get(leaf) != kind:
+                buffer = self._signature.buffer(leaf)
+                changed[leaf] = None if buffer is None else buffer.device.type
+        return changed
+
+    def _set_buffer(self, leaf: str, buffer: torch.Tensor | None) -> None:
+        live, (path, _, key) = self._signature.buffer(leaf), leaf.rpartition(".")
+        if live is not None and buffer is not None:
+            live.data = buffer  # others may refer to it
+            return
+        owner = dict(iter_modules(self._module)).get(path)
+        if owner is None or (unescaped(key) not in owner._buffers and hasattr(owner, unescaped(key))):
+            raise StateMismatch(
+                f"the checkpoint has the buffer {self.name}/{leaf}, which this program lacks: register it before restore()"
+            )
+        if unescaped(key) in owner._buffers:
+            owner._buffers[unescaped(key)] = buffer
+        elif buffer is not None:
+            owner.register_buffer(unescaped(key), buffer)
+
+    def _parameters_and_flat(self) -> Iterator[Entry]:
         if not self._parameter_entries:
             for leaf, parameter in self.parameters.items():
                 lazy = id(parameter) in self._lazy
@@ -274,8 +376,6 @@ class ModulePart:
             parameters = [handle.flat_parameter, *(view for view, _ in handle.parameters)]
             lazy = any(id(key) in self._lazy for key in parameters)
             yield from self._placer.of_flat(f"{self.name}/", "", handle.flat_parameter, handle.flat, lazy)
-        for leaf, buffer in self._signature.named_buffers():
-            yield from self._placer.of(f"{self.name}/{leaf}", buffer, "lowest")
 
     def _facts_of(self, tensor: torch.Tensor) -> Facts | None:
         return facts_of(f"{self.name}'s extra state", tensor)
@@ -348,7 +448,7 @@ def state_dict_of(tensors: Mapping[str, SavedTensor], values: Mapping[str, Any])
             state_dict.tree[part] = _leaves_by_own_name(
                 {leaf: stand_in(name) for leaf, name in leaves.items() if "/" not in leaf}
             )
-            for owner, tree in part_values.items():
+            for owner, tree in _extra_values(part_values).items():
                 key = f"{unescaped(owner)}._extra_state" if owner else "_extra_state"
                 state_dict.tree[part][key] = _assemble(tree, stand_in, tensors)
         else:

@@ -312,6 +312,10 @@ class ObjectPart:
         self._placer = EntryPlacer(rank, default, replicas)
         self._incoming: dict[str, torch.Tensor] = {}
 
+    def forget(self) -> None:
+        """Drops cached entries."""
+        self._placer.forget()
+
     def entries(self) -> Iterator[Entry]:
         for name, tensor in self._extract_state()[1].items():
             yield from self._placer.of(name, tensor, "lowest")

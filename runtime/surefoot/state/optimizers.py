@@ -332,6 +332,9 @@ class OptimizerPart:
         self._entries_by_parameter: dict[int, dict[Any, tuple[Any, list[Entry]]]] = {
             id(h.parameter): {} for h in self._named_parameters
         }
+        self._placer.forget()
+        self._group_placer.forget()
+        self._facts.clear()
         self.is_on_every_rank = own_ids is None and all(
             _is_on_every_rank(h, self._replicas, self._where) for h in self._named_parameters
         )
@@ -339,6 +342,11 @@ class OptimizerPart:
     def is_stale(self) -> bool:
         """Returns whether its parameters changed since the last `refresh`."""
         return self._current_parameter_ids() != self._last_parameter_ids
+
+    @property
+    def group_count(self) -> int:
+        """Number of param groups."""
+        return len(self._optimizer.param_groups)
 
     def entries(self) -> Iterator[Entry]:
         """Returns the entries of live state tensors; none before the first step."""

@@ -16,8 +16,19 @@ from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorabl
 from surefoot.protocol.checkpoints.save_state import OWN_STATE
 from surefoot.protocol.progress import NO_ANOMALIES
 from surefoot.state import objects
-from surefoot.state.entries import AllowedDifferences, Entry, SavedTensor, dtype_from_name, local_name, outlines
-from surefoot.state.modules import ModulePart, OptimizerParameter
+from surefoot.state.entries import (
+    AllowedDifferences,
+    Entry,
+    SavedTensor,
+    TensorKinds,
+    dtype_from_name,
+    dtype_name,
+    fill_from,
+    has_overlaps,
+    local_name,
+    outlines,
+)
+from surefoot.state.modules import Kind, ModulePart, OptimizerParameter
 from surefoot.state.objects import (
     InlinedTensors,
     ObjectPart,
@@ -113,13 +124,14 @@ class Program:
             for name, o in objects.items()
             if isinstance(o, torch.optim.Optimizer)
         ]
-        object_parts = []
+        self._object_parts: list[ObjectPart] = []
         for name, subject in objects.items():
             if subject is not None and not isinstance(subject, torch.nn.Module | torch.optim.Optimizer):
                 self._inlined[name] = InlinedTensors(subject, classify_state(name, subject))
-                object_parts.append(ObjectPart(name, subject, rank_and_world_size, same_tensors, self._inlined[name]))
+                part = ObjectPart(name, subject, rank_and_world_size, same_tensors, self._inlined[name])
+                self._object_parts.append(part)
         position_by_name = {name: number for number, name in enumerate(objects)}
-        other_parts: list[ProgramPart] = [*self._optimizer_parts, *object_parts]
+        other_parts: list[ProgramPart] = [*self._optimizer_parts, *self._object_parts]
         self._parts: list[ProgramPart] = [
             *self._modules,
             *sorted(other_parts, key=lambda part: position_by_name[part.name]),
@@ -127,6 +139,10 @@ class Program:
         shared = (name for name, inlined in self._inlined.items() if inlined.whose == "all")
         self._watchable = frozenset([*(part.name for part in self._modules), *shared])
         self._verified_entries: Sequence[Entry] | None = None
+        self._kinds = TensorKinds()
+        self._built = self._structure()
+        self._is_built = False
+        self._warnings: dict[str, bool] = {}
         self._targets: list[Entry] = []
         self._converted: list[tuple[Entry, torch.Tensor]] = []
 
@@ -144,8 +160,27 @@ class Program:
         if verified is None or len(current_entries) != len(verified) or not all(map(is_, current_entries, verified)):
             if verified is None or outlines(current_entries) != outlines(verified):
                 self._verify_restorable(current_entries)
-            self._verified_entries = current_entries
+                self._compare_with_built()
+            self._verified_entries, self._kinds = current_entries, TensorKinds(current_entries)
         return current_entries
+
+    def mark_built(self) -> None:
+        """Takes the present program for the one that a fresh start builds before its restore; only the first call counts.
+
+        Parameters that differ at a save can be restored only by a program that makes the same change.
+        """
+        if not self._is_built:
+            self._is_built = True
+            self._refresh()
+            self._built = self._structure()
+            for module in self._modules:
+                module.mark_built()
+
+    def take_warnings(self) -> list[str]:
+        """Returns sentences about state that a fresh start could not restore, each once."""
+        new_warnings = [text for text, is_taken in self._warnings.items() if not is_taken]
+        self._warnings = dict.fromkeys(self._warnings, True)
+        return new_warnings
 
     def check_restorable(self) -> None:
         """Rehearses a restore of the program's state, even if that was done before.
@@ -248,6 +283,7 @@ class Program:
         `shared` are the lowest rank's values; `own` are this rank's if the world size is unchanged, else None. Returns
         a sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
         """
+        self._refresh(always=True)  # a program may have grown since the Checkpointer was made
         self._values_by_part, notices = [], list[str]()
         self._same_world_size = (
             own is not None and own["world_size"] == self._world_size and not own.get("weights_only")
@@ -272,6 +308,9 @@ class Program:
                 part.prepare(values, part_saved)
             except StateMismatch as problem:
                 if isinstance(part, ModulePart) or not fit.may_differ(part.name):
+                    self._reject_other_weights(
+                        saved, fit
+                    )  # if the model differs, its optimizer differs for that reason
                     raise
                 notices.append(f"{problem}: {part.name} begins as the program built it")
                 continue
@@ -282,6 +321,7 @@ class Program:
 
     def prepare_weights(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences) -> list[str]:
         """Builds targets for the modules' weights alone; returns sentences as `prepare` does."""
+        self._refresh(always=True)
         notices = list[str]()
         self._values_by_part = []
         self._targets, self._converted = self._select_targets(self.weights(), saved, fit, notices)
@@ -295,8 +335,13 @@ class Program:
         """Copies tensors that were read in another precision into the program's; `apply` does it too."""
         with torch.no_grad():
             for entry, buffer in self._converted:
-                entry.local_part().copy_(buffer)
+                fill_from(entry, buffer)
         self._converted = []
+
+    def _reject_other_weights(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences) -> None:
+        """Raises StateMismatch if a tensor of a module prepared so far is not as in the checkpoint."""
+        for entry in self._as_saved((p, p.targets()) for p, _ in self._values_by_part if isinstance(p, ModulePart)):
+            fit.misfit(entry, saved.get(entry.name))
 
     def _reject_ungiven(self, shared: Mapping[str, Any], fit: AllowedDifferences, notices: list[str]) -> None:
         for name in sorted(set(shared["parts"]) - {part.name for part in self._parts}):
@@ -337,14 +382,14 @@ class Program:
     def _select_targets(
         self, entries: Sequence[Entry], saved: Mapping[str, SavedTensor], fit: AllowedDifferences, notices: list[str]
     ) -> tuple[list[Entry], list[tuple[Entry, torch.Tensor]]]:
-        """Selects the entries to fill, and pairs those of another precision with a buffer to read into first."""
+        """Selects the entries to fill; pairs those of another precision, or expanded, with a buffer to read into first."""
         targets: list[Entry] = []
         converted: list[tuple[Entry, torch.Tensor]] = []
         for entry in entries:
             saved_tensor = saved.get(entry.name)
             if problem := fit.misfit(entry, saved_tensor):
                 notices.append(problem)
-            elif saved_tensor is not None and saved_tensor.dtype != entry.dtype:
+            elif saved_tensor is not None and (saved_tensor.dtype != entry.dtype or has_overlaps(entry.local_part())):
                 buffer = torch.empty(
                     entry.location.box.lengths, dtype=dtype_from_name(saved_tensor.dtype), device="cpu"
                 )
@@ -389,16 +434,43 @@ class Program:
     def _plain_values(self) -> dict[str, Any]:
         return {part.name: part.values() for part in self._parts}
 
-    def _refresh(self) -> None:
-        """Collects groups and parameters that were added or replaced since the last save."""
-        stale = [part for part in self._modules if part.is_stale()]
-        if stale or any(part.is_stale() for part in self._optimizer_parts):
+    def _refresh(self, always: bool = False) -> None:
+        """Collects groups, parameters and tensors that were added, replaced or changed in place since the last save."""
+        parts = (*self._modules, *self._optimizer_parts)
+        if always or any(part.is_stale() for part in parts) or not self._kinds.are_the_same():
             lazy_ids = self._optimized_ids()
             for module in self._modules:
                 module.refresh(lazy_ids)
             parameters_by_id = self._parameters_by_id()
             for optimizer in self._optimizer_parts:
                 optimizer.refresh(parameters_by_id)
+            for object_part in self._object_parts:
+                object_part.forget()
+            self._kinds = TensorKinds()
+
+    def _structure(self) -> dict[str, Kind | int | None]:
+        """Returns dtype and shape of each parameter, and the number of each optimizer's groups, by name."""
+        kinds: dict[str, Kind | int | None] = {}
+        for module in self._modules:
+            kinds |= module.parameter_kinds()
+        return kinds | {part.name: part.group_count for part in self._optimizer_parts}
+
+    def _compare_with_built(self) -> None:
+        """Warns of parameters and param groups that a fresh start would not have, or have otherwise."""
+        structure, built = self._structure(), self._built
+        changes = [
+            f"{name} {_change(built.get(name), structure.get(name))}"
+            for name in {**built, **structure}
+            if built.get(name) != structure.get(name) and (built.get(name) is not None or name not in built)
+        ]
+        if changes:
+            more = f", and {len(changes) - MAX_NAMED_CHANGES} more" if len(changes) > MAX_NAMED_CHANGES else ""
+            text = (
+                f"the program is not as it was at restore(): {'; '.join(changes[:MAX_NAMED_CHANGES])}{more}. Its state is"
+                " saved as it is now, and a fresh start can restore it only if it makes the same change before restore():"
+                " latest() gives the step that it will restore"
+            )
+            self._warnings.setdefault(text, False)
 
     def _verify_restorable(self, entries: Sequence[Entry]) -> None:
         """Encodes and decodes the plain values, then has each part rehearse its restore."""
@@ -453,3 +525,17 @@ class Program:
 
 
 _ABSENT = object()
+
+MAX_NAMED_CHANGES = 4
+
+
+def _change(built: Kind | int | None, current: Kind | int | None) -> str:
+    """Completes the sentence about one parameter, or one optimizer's number of groups."""
+    if isinstance(current, int) or isinstance(built, int):
+        return f"has {current} param groups and had {built}"
+    if built is None or current is None:
+        return "is new" if built is None else "is gone"
+    (dtype, shape), (built_dtype, built_shape) = current, built
+    if dtype != built_dtype:
+        return f"is {dtype_name(dtype)} and was {dtype_name(built_dtype)}"
+    return f"has shape {tuple(shape)} and had {tuple(built_shape)}"

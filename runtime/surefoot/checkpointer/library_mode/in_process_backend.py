@@ -35,6 +35,7 @@ LOGGED_BY_SENDER = frozenset(
         "DataSkipUnsupported",
         "LossNonFinite",
         "LossSpike",
+        "ProgramChanged",
         "RestoredWithDifferences",
         "SaveFailed",
         "SaveSkipped",
