@@ -184,7 +184,11 @@ class Checkpointer:
         )
         self._saver = Saver(self._program, self._backend, about.rank)
         self._replica_check = ReplicaCheck(self._program, named, self._backend, replica_check)
-        self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
+        self._hooks = [
+            o.register_step_pre_hook(lambda *_: self._before_change())
+            for o in self._program.optimizers
+            if hasattr(o, "_optimizer_step_pre_hooks")
+        ]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named, _weak_call(self._before_batch))
         self._step = 0

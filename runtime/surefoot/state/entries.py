@@ -233,7 +233,10 @@ class AllowedDifferences:
 
         A pattern that matches an object, or the start of a name up to a `/`, covers every name below it.
         """
-        return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
+        return not self.strict or any(
+            fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") or name.partition("/")[0].partition(".")[0] == p
+            for p in self.optional
+        )
 
     def converts(self, entry: Entry, saved: SavedTensor) -> bool:
         """Returns whether elements may be read as another type of their kind."""

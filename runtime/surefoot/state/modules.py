@@ -13,6 +13,7 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format import values
@@ -176,7 +177,7 @@ BUFFERS = "~buffers"
 
 def _kind_of(tensor: torch.Tensor | None) -> Kind | None:
     """Describes a tensor; None without one, or without a shape yet (LazyLinear)."""
-    if tensor is None or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if tensor is None or is_lazy(tensor):
         return None
     return tensor.dtype, tensor.shape
 

@@ -294,6 +294,57 @@ _SIMPLE = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
+def kept_objects(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """Yields (attribute, object) of the optimizers, schedulers and scalers that an optimizer has in its attributes.
+
+    Lookahead, SAM and their like step another optimizer, whose state is not in theirs.
+    """
+    if _partitioned(optimizer)[1] is not None:
+        return
+    for attribute, value in vars(optimizer).items():
+        if attribute in ("state", "param_groups", "defaults"):
+            continue
+        items = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        )
+        for name, kept in [(attribute, value), *((f"{attribute}.{key}", item) for key, item in items)]:
+            is_same = isinstance(kept, torch.optim.Optimizer) and _state_of(kept) is _state_of(optimizer)
+            if isinstance(kept, _KEPT) and kept is not optimizer and not is_same:
+                yield name, kept
+
+
+_KEPT = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Any:
+    return getattr(optimizer, "state", None)
+
+
+def _known_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Lists parameters and state tensors of an optimizer and of those that it keeps."""
+    tensors: dict[str, torch.Tensor] = {}
+    for number, state in enumerate((_state_of(optimizer) or {}).values()):
+        extract_tensors(state, str(number), tensors)
+    known = [*tensors.values(), *chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+    for _, kept in kept_objects(optimizer):
+        known += _known_tensors(kept) if isinstance(kept, torch.optim.Optimizer) else []
+    return known
+
+
+def _first_unknown(tree: Any, path: str, known: Sequence[torch.Tensor]) -> str | None:
+    """Returns the path of the first tensor in a tree that is none of the known ones, nor equal to one."""
+    tensors: dict[str, torch.Tensor] = {}
+    extract_tensors(tree, path, tensors)
+    places = {(t.data_ptr(), t.shape) for t in known if type(t) in PLAIN_CLASSES}
+    known_ids = {id(t) for t in known}
+    for name, tensor in tensors.items():
+        if id(tensor) in known_ids or type(tensor) not in PLAIN_CLASSES or (tensor.data_ptr(), tensor.shape) in places:
+            continue
+        if not any(t.shape == tensor.shape and torch.equal(t, tensor.to(t)) for t in known if type(t) in PLAIN_CLASSES):
+            return name
+    return None
+
+
 class OptimizerPart:
     """Saves one optimizer; `parameters_by_id` gives its parameters their names."""
 
@@ -308,6 +359,13 @@ class OptimizerPart:
         rank, world_size = rank_and_world_size
         self.name, self._optimizer, self._where, self._replicas = name, optimizer, rank_and_world_size, replicas
         self._inner, own_ids = _partitioned(optimizer)
+        self._keeps_others = any(isinstance(kept, torch.optim.Optimizer) for _, kept in kept_objects(optimizer))
+        if _state_of(self._inner) is None and not self._keeps_others:
+            raise ConfigurationError(
+                f"{name} is a {type(optimizer).__name__} without .state, and no attribute of it is an optimizer: give"
+                " Checkpointer the optimizer that has the state"
+            )
+        self._built_numbers = self._numbers()
         default = Grid.world_size(world_size) if own_ids is None else Grid.alone(rank)
         self._partitioned = own_ids is not None
         self._placer = EntryPlacer(rank, default, replicas if own_ids is None else Replicas(None, rank))
@@ -350,7 +408,7 @@ class OptimizerPart:
 
     def entries(self) -> Iterator[Entry]:
         """Returns the entries of live state tensors; none before the first step."""
-        state = self._inner.state
+        state = self._state
         live = (
             (named_parameter, state[named_parameter.parameter])
             for named_parameter in self._named_parameters
@@ -371,7 +429,7 @@ class OptimizerPart:
         on_device = any(
             named_parameter.parameter.device.type != "cpu" for named_parameter in self._named_parameters[:1]
         )
-        state_of = self._inner.state
+        state_of = self._state
         for named_parameter in self._named_parameters:
             parameter = named_parameter.parameter
             state = state_of.get(parameter)
@@ -404,6 +462,7 @@ class OptimizerPart:
             "host": sorted(k for k in host_keys if isinstance(k, str)),
             "loose": loose,
             "more": self._extra_state(),
+            **({"numbers": numbers} if (numbers := self._changed_numbers()) else {}),
         }
 
     def fitted(
@@ -477,7 +536,8 @@ class OptimizerPart:
         for (_, group), live, saved_group in zip(self._groups(), live_groups, values["groups"], strict=True):
             restored = insert_tensors(saved_group, incoming.groups.__getitem__, live, f"{self.name}/groups")
             group.update(live | restored)  # `load_state_dict` may have converted these values
-        state = self._inner.state
+        vars(self._optimizer).update(values.get("numbers", {}))
+        state = self._state
         for named_parameter in self._named_parameters:
             if id(named_parameter.parameter) in incoming.state:
                 state[named_parameter.parameter] = incoming.state[id(named_parameter.parameter)]
@@ -486,12 +546,14 @@ class OptimizerPart:
         for key in self._loose():
             del state[key]
         state.update(incoming.loose)
+        for hook in getattr(self._optimizer, "_optimizer_load_state_dict_post_hooks", {}).values():
+            hook(self._optimizer)
 
     def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the state as a fresh program would and compares it."""
         scratch = built(self._describe_current(scratch=True), values, saved)
         for named_parameter in self._named_parameters:
-            live = self._inner.state.get(named_parameter.parameter) or {}
+            live = self._state.get(named_parameter.parameter) or {}
             path = f"{self.name}/{named_parameter.name}"
             if difference := first_difference(scratch.state.get(id(named_parameter.parameter), {}), dict(live), path):
                 raise StateNotRestorable(f"{difference} by a restore: {_REMEDY}")
@@ -605,7 +667,7 @@ class OptimizerPart:
 
     def _loose(self) -> dict[Any, Any]:
         """Returns the state under keys that are not parameters."""
-        state = self._inner.state
+        state = self._state
         if len(state) <= len(self._named_parameters) and all(isinstance(key, torch.Tensor) for key in state):
             return {}
         return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
@@ -619,7 +681,15 @@ class OptimizerPart:
         ):
             return {}
         ignored: dict[str, torch.Tensor] = {}
-        extra_values = {k: v for k, v in optimizer.state_dict().items() if k not in ("state", "param_groups")}
+        state_dict, known = optimizer.state_dict(), _known_tensors(optimizer)
+        if unknown := _first_unknown(state_dict.get("state", {}), "state", known):
+            raise StateNotRestorable(
+                f"{unknown} of {self.name} is a tensor that {type(optimizer).__name__}.state_dict() has, and neither"
+                " optimizer.state nor an optimizer in its attributes: keep it in optimizer.state"
+            )
+        extra_values = {k: v for k, v in state_dict.items() if k not in ("state", "param_groups")}
+        # tensors of an inner optimizer are saved under its own name, and so are its groups
+        extra_values = {k: v for k, v in extra_values.items() if not _is_inner(v, known)}
         tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in extra_values.items()}
         if ignored:
             raise StateNotRestorable(
@@ -628,13 +698,37 @@ class OptimizerPart:
             )
         return tree
 
+    @property
+    def _state(self) -> Any:
+        state = _state_of(self._inner)
+        return {} if state is None else state
+
+    def _numbers(self) -> dict[str, Any]:
+        """Returns the plain numbers among a wrapping optimizer's attributes: a Lookahead may count its steps there."""
+        kinds = (int, float, bool)
+        return {k: v for k, v in vars(self._optimizer).items() if type(v) in kinds} if self._keeps_others else {}
+
+    def _changed_numbers(self) -> dict[str, Any]:
+        """Returns the numbers that are not as the program built them; raises StateNotRestorable for lost tensors."""
+        if not self._keeps_others:
+            return {}
+        apart = ("state", "param_groups", "defaults")
+        attributes = {k: v for k, v in vars(self._optimizer).items() if k not in apart and isinstance(v, _CONTAINERS)}
+        attributes = {k: v for k, v in attributes.items() if _holds_only_tensors(v)}
+        if unknown := _first_unknown(attributes, self.name, _known_tensors(self._optimizer)):
+            raise StateNotRestorable(
+                f"{unknown} is a tensor of a {type(self._optimizer).__name__} around another optimizer, and no"
+                " optimizer's state has it: keep it in the state of the parameter that it belongs to"
+            )
+        return {k: v for k, v in self._numbers().items() if self._built_numbers.get(k) != v}
+
     def _describe_current(self, scratch: bool = False) -> BuiltOptimizer:
         groups = self._optimizer.param_groups
         if scratch:
             return BuiltOptimizer(
                 self.name, self._where[0], self._named_parameters, groups, self.is_on_every_rank, scratch=True
             )
-        state, tensors = self._inner.state, self._group_tensors() | self._deeper_tensors(self._loose())
+        state, tensors = self._state, self._group_tensors() | self._deeper_tensors(self._loose())
         for named_parameter in self._named_parameters:
             for key, value in (state.get(named_parameter.parameter) or {}).items():
                 if not self._is_direct(named_parameter, key, value):
@@ -697,6 +791,22 @@ class OptimizerPart:
             if not all(type(value) in _SIMPLE for key, value in group.items() if key != "params"):
                 self._plain_group(index, group, tensors)
         return tensors
+
+
+_CONTAINERS = (list, tuple, dict)
+
+
+def _holds_only_tensors(value: Any) -> bool:
+    """Returns whether a container has tensors of more than one element, at any depth, and nothing else."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() > 1
+    children = list(value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else []
+    return bool(children) and all(map(_holds_only_tensors, children))
+
+
+def _is_inner(value: Any, known: Sequence[torch.Tensor]) -> bool:
+    """Returns whether a value of a state_dict is an inner optimizer's: it has tensors, and all of them are known."""
+    return bool(marks(extract_tensors(value, "", {}))) and _first_unknown(value, "", known) is None
 
 
 _REMEDY = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"

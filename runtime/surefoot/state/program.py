@@ -38,7 +38,7 @@ from surefoot.state.objects import (
     value_digest,
     values_blob,
 )
-from surefoot.state.optimizers import OptimizerPart
+from surefoot.state.optimizers import OptimizerPart, kept_objects
 from surefoot.state.tensor_locations import Replicas
 
 
@@ -109,6 +109,7 @@ class Program:
             raise ConfigurationError(
                 f"{'reset_on_resize' if unknown[0] in anew else 'per_rank'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
             )
+        objects = _with_kept_objects(objects)
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
         lazy_ids = self._optimized_ids()
         same_tensors = Replicas(replicas, rank)
@@ -436,7 +437,7 @@ class Program:
 
     def _refresh(self, always: bool = False) -> None:
         """Collects groups, parameters and tensors that were added, replaced or changed in place since the last save."""
-        parts = (*self._modules, *self._optimizer_parts)
+        parts: tuple[ModulePart | OptimizerPart, ...] = (*self._modules, *self._optimizer_parts)
         if always or any(part.is_stale() for part in parts) or not self._kinds.are_the_same():
             lazy_ids = self._optimized_ids()
             for module in self._modules:
@@ -521,7 +522,25 @@ class Program:
         return (inlined is not None and inlined.whose != "all") or self._is_named_local(name)
 
     def _is_named_local(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._local)
+        kept_by = name.partition("/")[0].partition(".")[0]  # `optimizer` names `optimizer.base_optimizer` too
+        return any(fnmatchcase(name, pattern) or kept_by == pattern for pattern in self._local)
+
+
+def _with_kept_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the optimizers, schedulers and scalers that optimizers keep in their attributes, as `optimizer.attribute`."""
+    expanded: dict[str, Any] = {}
+    known_ids = {id(subject) for subject in objects.values()}
+
+    def add(name: str, subject: Any) -> None:
+        expanded[name] = subject
+        for attribute, kept in kept_objects(subject) if isinstance(subject, torch.optim.Optimizer) else ():
+            if id(kept) not in known_ids:
+                known_ids.add(id(kept))
+                add(f"{name}.{attribute}", kept)
+
+    for name, subject in objects.items():
+        add(name, subject)
+    return expanded
 
 
 _ABSENT = object()
