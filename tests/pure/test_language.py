@@ -101,7 +101,6 @@ REMAINING: dict[str, int] = {
     "operator/surefoot_operator/cli": 5,
     "operator/surefoot_operator/cli/jobs": 1,
     "operator/surefoot_operator/cli/local": 7,
-    "operator/surefoot_operator/cli/report": 1,
     "operator/surefoot_operator/platforms/local": 1,
     "operator/surefoot_operator/policy/core": 1,
     "operator/surefoot_operator/policy/membership": 2,

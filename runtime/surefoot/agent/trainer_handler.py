@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -66,7 +66,8 @@ class StepLedger:
         # unbuffered: a buffer that could not be written completely leaves an unknown part of a line
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, generation: int, rank: int, report: StepReport) -> None:
+    def write(self, generation: int, rank: int, report: StepReport, start: Mapping[str, float]) -> None:
+        """Adds a finished step. `start`: of a rank's first step, when its trainer attached and restored."""
         progress = report.progress
         entry = {
             "generation": generation,
@@ -78,6 +79,7 @@ class StepLedger:
             "at": time.time(),
             "seconds": progress.step_seconds,
             "stall_seconds": progress.stall_seconds,
+            **start,
         }
         if len(self._unwritten_lines) < MAX_WAITING:
             self._unwritten_lines.append((json.dumps(entry) + "\n").encode())
@@ -160,6 +162,8 @@ class TrainerSessionHandler:
         self._ledger = ledger
         self._attached: dict[tuple[int, int], int] = {}
         """Process id by (generation, rank) of the trainers attached in the current generation."""
+        self._starts: dict[int, dict[str, float]] = {}
+        """By rank, when its trainer attached and how long it restored; until its first step is recorded."""
 
     def admit(self, attach: line.Attach) -> line.Attached | str:
         """Admits a trainer of the current generation; returns the reason as text if it rejects the process."""
@@ -183,6 +187,7 @@ class TrainerSessionHandler:
             )
         self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.generation}
         self._attached[attach.generation, attach.rank] = attach.pid
+        self._starts[attach.rank] = {"attached_at": time.time()}
         self._agent.dispatch(on.TrainerMessage(state.started_generation, rank.local, attach, time.monotonic()))
         job = self._job
         return line.Attached(
@@ -212,10 +217,12 @@ class TrainerSessionHandler:
         if isinstance(message, BarrierReply | BarrierReached) and message.generation != generation:
             return  # a rank replies for its own generation only
         if isinstance(message, line.StepReport):
-            self._ledger.write(generation, trainer.rank, message)
+            self._ledger.write(generation, trainer.rank, message, self._starts.pop(trainer.rank, {}))
             metrics.samples.inc(message.progress.step_samples or 0)
             if local == 0:  # ranks of one worker step together
                 metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
+        if isinstance(message, line.RestoreDone) and trainer.rank in self._starts:
+            self._starts[trainer.rank] |= {"restored_at": time.time(), "restore_seconds": message.seconds}
         match message:
             case line.Staged():
                 save = RankSave(generation, message.step, trainer.rank)

@@ -14,7 +14,7 @@ from surefoot.agent import trainer_handler as ledger
 from surefoot.agent.trainer_handler import StepLedger
 from surefoot.ipc.trainer_messages import StepReport
 from surefoot.protocol.progress import Progress
-from surefoot_operator.cli.local.progress import parse_line
+from surefoot_operator.cli.local.progress import TrainerStart, parse_line
 
 
 class Disk:
@@ -47,7 +47,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> 
     found = StepLedger(tmp_path / "ledger" / "worker-0-1.jsonl", later, disk.write)
     path = tmp_path / "ledger" / "worker-0-1.jsonl"
     for step in range(1, 11):
-        found.write(1, 0, stepped(step))
+        found.write(1, 0, stepped(step), {})
     assert 0 < len(steps(path)) < 10
     assert len(timers) == 1
     timers.pop()()  # still full: asked again later
@@ -55,7 +55,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> 
     disk.room = 1 << 20
     timers.pop()()
     assert steps(path) == list(range(1, 11))  # nobody had to make another step for it
-    found.write(1, 0, stepped(11))
+    found.write(1, 0, stepped(11), {})
     found.close()
     assert timers == []
     assert steps(path) == list(range(1, 12))
@@ -71,10 +71,20 @@ def test_what_waits_is_bounded_and_said_once(
     disk = Disk(room=0)
     found = StepLedger(tmp_path / "worker-0-1.jsonl", later, disk.write)
     for step in range(1, 9):
-        found.write(1, 0, stepped(step))
+        found.write(1, 0, stepped(step), {})
     assert [record.message.count("cannot be written") for record in caplog.records] == [1, 0]
     disk.room = 1 << 20
-    found.write(1, 0, stepped(9))
-    found.write(1, 0, stepped(10))
+    found.write(1, 0, stepped(9), {})
+    found.write(1, 0, stepped(10), {})
     found.close()
     assert steps(tmp_path / "worker-0-1.jsonl") == [1, 2, 3, 10]
+
+
+def test_a_first_step_is_recorded_with_the_times_of_its_trainers_start(tmp_path: Path) -> None:
+    later: Callable[[Callable[[], None]], None] = [].append
+    found = StepLedger(tmp_path / "worker-0-1.jsonl", later)
+    found.write(2, 0, stepped(11), {"attached_at": 100.0, "restored_at": 103.0, "restore_seconds": 2.0})
+    found.write(2, 0, stepped(12), {})
+    found.close()
+    lines = [parse_line(text) for text in (tmp_path / "worker-0-1.jsonl").read_text().splitlines()]
+    assert [line and line.start for line in lines] == [TrainerStart(100.0, 101.0, 103.0), None]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestor_generations, generation_of_step
 from surefoot.protocol.identities import Checkpoint
@@ -25,9 +25,21 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 # Counts samples along the final lineage from all workers' ledgers. Pure. For each finished step of each rank its agent
 # appends one line:
 # {"generation", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}.
+# A rank's first line in a generation also has {"attached_at", "restored_at", "restore_seconds"}.
 # Step s (the first is 1) must consume exactly the positions [(s-1)·B, s·B) of the global sample order, once. If steps
 # differ in size, each line carries its step's `span` over all ranks, which must begin where the previous step's ended.
 # A job that started from another job's checkpoint is counted from the step after it.
+
+
+class TrainerStart(NamedTuple):
+    """Unix times of a trainer's start, in their order."""
+
+    attached_seconds: float
+    """Its process runs the program, which has connected to its agent."""
+    restoring_seconds: float
+    """It began to restore its state."""
+    restored_seconds: float
+    """It had restored its state; its first step began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class LedgerEntry:
     seconds: float | None = None
     span: tuple[int, int] | None = None
     """Positions [start, stop) of this step over all ranks; None if all steps have one size."""
+    start: TrainerStart | None = None
+    """Times of the trainer's start, in a rank's first step of a generation; None in its other steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +104,17 @@ def parse_line(text: str) -> LedgerEntry | None:
             stall_seconds=record.get("stall_seconds"),
             seconds=record.get("seconds"),
             span=None if span is None else (int(span[0]), int(span[1])),
+            start=_parse_start(record),
         )
     except (ValueError, KeyError, TypeError, IndexError):
         return None
+
+
+def _parse_start(record: Mapping[str, Any]) -> TrainerStart | None:
+    if "attached_at" not in record or "restored_at" not in record:
+        return None
+    attached, restored = float(record["attached_at"]), float(record["restored_at"])
+    return TrainerStart(attached, max(attached, restored - float(record["restore_seconds"])), restored)
 
 
 def counted_lines(lines: Iterable[LedgerEntry], lineage: Lineage) -> LinesByStep:

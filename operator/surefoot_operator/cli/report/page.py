@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from surefoot.protocol.text import escape_control_characters, format_bytes, join_names, shorten
 from surefoot_operator.api.status import SaveInterval
 from surefoot_operator.cli.jobs.describe import describe_tiers, persistent_contents
+from surefoot_operator.cli.local.run_report import Comparison
 from surefoot_operator.cli.report import charts
 from surefoot_operator.cli.report.charts import BarPart, Chart, ChartMark, Curve, XBand
 from surefoot_operator.cli.report.report_data import IncidentFacts, ReportFacts, StallFacts
@@ -28,9 +30,21 @@ MAX_TEXT_CHARACTERS = 2000
 MAX_ROWS = 200
 """Limit of the rows of each table."""
 MAX_INCIDENTS = 50
+MAX_ROUNDING_DIFFERENCE = 1e-5
+"""Two runs differ by more than this only if something else than the order of sums differs."""
 NOT_KNOWN = "not known"
 
-PHASE_NUMBERS = {"detected": 1, "claimed": 2, "stopped": 3, "fenced": 4, "committed": 5, "first_step": 6}
+PHASE_NUMBERS = {
+    "detected": 1,
+    "claimed": 2,
+    "stopped": 3,
+    "fenced": 4,
+    "committed": 5,
+    "attached": 6,
+    "connected": 7,
+    "restored": 9,
+    "first_step": 10,
+}
 """Number and colour of each phase, the same in every bar and table."""
 
 
@@ -60,7 +74,7 @@ def _environment() -> Environment:
         phase_parts,
         category_parts,
         longest_seconds,
-        epoch_rows,
+        generation_rows,
         placement_rows,
         event_rows,
     )
@@ -69,6 +83,8 @@ def _environment() -> Environment:
         lasting=persistent_contents,
         stored_words=describe_tiers,
         charts=charts,
+        verdict=verdict,
+        shows_reference=shows_reference,
         MAX_INCIDENTS=MAX_INCIDENTS,
         MAX_ROWS=MAX_ROWS,
         NOT_KNOWN=NOT_KNOWN,
@@ -127,13 +143,81 @@ def describe_incident(fact: IncidentFacts) -> str:
         clock(fact.at_seconds),
         f"after step {incident.last_step} of generation {incident.generation}",
         location,
-        f"world {incident.world_size_before} → {NOT_KNOWN if incident.world_size_after is None else incident.world_size_after} ranks",
+        f"{incident.world_size_before} → {NOT_KNOWN if incident.world_size_after is None else incident.world_size_after} ranks",
         "" if incident.steps_lost is None else f"{incident.steps_lost} steps lost",
         f"restored from {incident.restored_from}" if incident.restored_from else "",
         f"injected: {fact.fault}" if fact.fault else "",
         "still recovering" if fact.took_seconds is None else f"{fact.took_seconds:.3f} s in all",
     )
     return " · ".join(filter(None, parts))
+
+
+def verdict(facts: ReportFacts) -> str:
+    """Describes in one sentence the failures, the time until training continued, and the samples lost."""
+    parts = [*_incident_counts(facts), _recovery_words(facts)]
+    ledger, phase = facts.ledger, facts.view.stored.phase
+    if ledger is not None and ledger.account is not None:
+        account = ledger.account
+        parts.append(f"{_count(account.lost, 'sample')} lost")
+        parts += [f"{_count(account.repeated, 'sample')} repeated"] if account.repeated else []
+    parts.append("" if ledger is None or ledger.comparison is None else _result_words(ledger.comparison))
+    parts.append("the job failed" if phase == "Failed" else "")
+    sentence = ", ".join(filter(None, parts))
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _incident_counts(facts: ReportFacts) -> list[str]:
+    """Counts the incidents by kind: `1 node lost`, `2 trainers failed`, `1 planned change`."""
+    counts = Counter("planned" if fact.planned else fact.incident.kind for fact in facts.incidents)
+    if not counts:
+        return ["no failure"]
+    words = [_KIND_WORDS.get(kind, ("failure", f"of kind {kind}")) for kind in counts]
+    return [
+        f"{_count(count, noun)} {verb}".rstrip() for (noun, verb), count in zip(words, counts.values(), strict=True)
+    ]
+
+
+_KIND_WORDS = {
+    "node-lost": ("node", "lost"),
+    "agent-lost": ("agent", "lost"),
+    "worker-silent": ("worker", "silent"),
+    "trainer-failed": ("trainer", "failed"),
+    "checkpoint-lost": ("checkpoint", "lost"),
+    "unreadable": ("checkpoint", "unreadable"),
+    "startup": ("start", "failed"),
+    "hang": ("hang", ""),
+    "numerics": ("loss anomaly", ""),
+    "planned": ("planned change", ""),
+}
+"""Noun and verb for each kind of incident, as they follow a count."""
+
+
+def _recovery_words(facts: ReportFacts) -> str:
+    durations = [fact.took_seconds for fact in facts.incidents]
+    if not durations:
+        return ""
+    if durations[-1] is None:
+        return "training has not continued yet" if facts.view.stored.phase not in ("Complete", "Failed") else ""
+    longest = max(seconds for seconds in durations if seconds is not None)
+    return f"training continued after {'' if len(durations) == 1 else 'at most '}{duration(longest)}"
+
+
+def _result_words(comparison: Comparison) -> str:
+    """Compares the result with the undisturbed run, by its parameters if they were compared, else by its losses."""
+    if comparison.bit_exact:
+        return "result identical bit for bit"
+    differences = (comparison.max_parameter_difference, comparison.max_loss_difference)
+    known = [difference for difference in differences if difference is not None]
+    if not known:
+        return ""
+    if max(known) <= MAX_ROUNDING_DIFFERENCE:
+        return f"result identical to {max(known):.0e}" if max(known) else "result identical"
+    return f"result differs from the undisturbed run by up to {max(known):.2g}"
+
+
+def _count(count: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def describe_interval(interval: SaveInterval) -> str:
@@ -150,7 +234,7 @@ def describe_interval(interval: SaveInterval) -> str:
 # ---- rows of tables and parts of bars --------------------------------------------------------------------------------
 
 
-def epoch_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
+def generation_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
     """Returns a row per generation: number, world size, restored step and source of the state."""
     rows: list[tuple[object, ...]] = []
     for entry in facts.lineage:
@@ -183,7 +267,8 @@ def phase_parts(fact: IncidentFacts) -> list[BarPart]:
     """Returns a bar part for each phase of an incident, from the end of the previous phase to its own."""
     parts, previous_end_seconds = [], 0.0
     for name, end_seconds, text in fact.phases:
-        parts.append(BarPart(PHASE_NUMBERS[name], max(0.0, end_seconds - previous_end_seconds), text))
+        seconds = max(0.0, end_seconds - previous_end_seconds)
+        parts.append(BarPart(PHASE_NUMBERS[name], seconds, text.replace("->", "→")))
         previous_end_seconds = max(previous_end_seconds, end_seconds)
     return parts
 
@@ -217,11 +302,11 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
         title=f"Loss of {job} by step",
         description=f"from {first_loss:.4g} at step {first_step:g} to {last_loss:.4g} at step {final_step:g}"
         + (f"; incidents after steps {incident_steps}" if incident_steps else "; no incident")
-        + ("; the undisturbed run is drawn beneath" if loss.reference else ""),
+        + ("; the undisturbed run is drawn beneath" if shows_reference(facts) else ""),
         x_label="step",
         y_label="loss",
         curves=(
-            *([Curve("undisturbed", loss.reference)] if loss.reference else []),
+            *([Curve("undisturbed", loss.reference)] if shows_reference(facts) else []),
             Curve("kept", loss.counted),
             *(Curve("discarded", points) for points in loss.discarded),
         ),
@@ -241,6 +326,15 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
             for fact in facts.incidents
         ),
     )
+
+
+def shows_reference(facts: ReportFacts) -> bool:
+    """Returns whether the undisturbed run needs a curve of its own: two equal curves would look like one muddy line."""
+    if facts.ledger is None or not facts.ledger.loss.reference:
+        return False
+    comparison = facts.ledger.comparison
+    difference = None if comparison is None else comparison.max_loss_difference
+    return difference is None or difference > MAX_ROUNDING_DIFFERENCE
 
 
 def stall_chart(stalls: StallFacts) -> Chart:

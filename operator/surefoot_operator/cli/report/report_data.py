@@ -12,12 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints.completeness import Lineage
-from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.api.status import CheckpointLatency, Incident, JobStatus, LatencyQuantiles
 from surefoot_operator.cli.jobs.describe import worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.faults import InjectedFault
-from surefoot_operator.cli.local.progress import LedgerEntry, LinesByStep, SampleAccount, mean_loss_by_step
+from surefoot_operator.cli.local.progress import (
+    LedgerEntry,
+    LinesByStep,
+    SampleAccount,
+    TrainerStart,
+    mean_loss_by_step,
+)
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.charts import Point, select_finite
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
@@ -70,7 +76,7 @@ class StallFacts:
     by_step: tuple[Point, ...] = ()
     """Step and stall of each saved step."""
     median_seconds: float | None = None
-    p95_seconds: float | None = None
+    p99_seconds: float | None = None
     max_seconds: float | None = None
 
 
@@ -122,6 +128,8 @@ class ReportFacts:
     placements: tuple[Placement, ...]
     nodes: tuple[tuple[str, str, str], ...]
     """For each node that the job uses: its name, its state and the state of its memory servers."""
+    latency: CheckpointLatency
+    """Checkpoint latency of the newest saves, as the status has it; the stall of all saves, if there is a ledger."""
     ledger: LedgerFacts | None = None
     """Facts from the step ledger; None for a job in a cluster, which has none."""
 
@@ -144,6 +152,11 @@ def gather_facts(
     seconds = seconds_spent(status.time_spent, view.now if until_seconds is None else until_seconds)
     lineage, incidents = (status.lineage, status.incidents) if run is None else (run.lineage, run.incidents)
     placements = _place_workers(view)
+    ledger = None if run is None else _read_ledger(run, view.stored.phase)
+    latency = status.checkpoint_latency
+    if ledger is not None and ledger.stalls.median_seconds is not None and ledger.stalls.p99_seconds is not None:
+        stall = LatencyQuantiles(ledger.stalls.median_seconds, ledger.stalls.p99_seconds)
+        latency = dataclasses.replace(latency, stall=stall)
     return ReportFacts(
         view=view,
         source=source,
@@ -152,22 +165,69 @@ def gather_facts(
         goodput=goodput(seconds),
         lineage=lineage,
         restored_from=run_report.sources_of(lineage, incidents),
-        incidents=number_incidents(incidents, () if run is None else run.struck),
+        incidents=number_incidents(incidents)
+        if run is None
+        else number_incidents(incidents, run.struck, _trainer_starts(run)),
         placements=placements if run is None else _add_ledgers(placements, run),
-        nodes=_describe_nodes(view),
-        ledger=None if run is None else _read_ledger(run, view.stored.phase),
+        nodes=_describe_nodes(view, has_processes=run is not None),
+        ledger=ledger,
+        latency=latency,
     )
 
 
-def number_incidents(incidents: Iterable[Incident], struck: Sequence[InjectedFault]) -> tuple[IncidentFacts, ...]:
-    """Numbers incidents, oldest first, with the seconds that `timeline` prints."""
+def number_incidents(
+    incidents: Iterable[Incident],
+    struck: Sequence[InjectedFault] = (),
+    starts: Mapping[int, TrainerStart] | None = None,
+) -> tuple[IncidentFacts, ...]:
+    """Numbers incidents, oldest first, with the seconds that `timeline` prints.
+
+    Args:
+        incidents: Incidents in any order.
+        struck: Faults that were injected.
+        starts: Generation -> when its slowest trainers were ready, which divides the last phase of a recovery.
+    """
     facts = []
     for number, incident in enumerate(sorted(incidents, key=lambda incident: incident.detected_seconds), 1):
         report = run_report.incident_report(incident, struck)
         begin_seconds = incident.detected_seconds - report["detected_seconds"]
         phases = tuple(run_report.phase_rows(report))
+        start = next(
+            (start for generation, start in sorted((starts or {}).items()) if generation > incident.generation), None
+        )
+        if start is not None and phases and phases[-1][0] == "first_step":
+            phases = (*phases[:-1], *_divide_last_phase(phases, start, begin_seconds))
         facts.append(IncidentFacts(number, incident, begin_seconds, phases, report["fault"]))
     return tuple(facts)
+
+
+_START_PHASES = (
+    ("attached", "trainers forked, and the program started"),
+    ("connected", "connected to the other ranks, and the model built"),
+    ("restored", "state restored"),
+)
+
+
+def _divide_last_phase(
+    phases: Sequence[tuple[str, float, str]], start: TrainerStart, begin_seconds: float
+) -> list[tuple[str, float, str]]:
+    """Divides the phase from the commit to the first new step; each part ends within it."""
+    *_, (name, end_seconds, text) = phases
+    ready = phases[-2][1] if len(phases) > 1 else 0.0
+    parts = []
+    for (part, sentence), at_seconds in zip(_START_PHASES, start, strict=True):
+        ready = min(end_seconds, max(ready, round(at_seconds - begin_seconds, 4)))
+        parts.append((part, ready, sentence))
+    return [*parts, (name, end_seconds, f"{text}, compilation included")]
+
+
+def _trainer_starts(run: RunRecords) -> dict[int, TrainerStart]:
+    """Returns for each generation when its slowest rank was ready; without generations that recorded no start."""
+    starts: dict[int, list[TrainerStart]] = defaultdict(list)
+    for _, line in run.lines:
+        if line.start is not None:
+            starts[line.generation].append(line.start)
+    return {generation: TrainerStart(*map(max, zip(*times, strict=True))) for generation, times in starts.items()}
 
 
 def _read_ledger(run: RunRecords, phase: str) -> LedgerFacts:
@@ -213,7 +273,7 @@ def _stall_facts(run: RunRecords) -> StallFacts:
     return StallFacts(
         by_step=tuple((float(step), seconds) for step, seconds in sorted(by_step.items())),
         median_seconds=statistics.median(sorted_stalls),
-        p95_seconds=sorted_stalls[min(len(sorted_stalls) - 1, int(0.95 * len(sorted_stalls)))],
+        p99_seconds=sorted_stalls[min(len(sorted_stalls) - 1, int(0.99 * len(sorted_stalls)))],
         max_seconds=sorted_stalls[-1],
     )
 
@@ -237,15 +297,21 @@ def _place_workers(view: JobView) -> tuple[Placement, ...]:
     )
 
 
-def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
-    """Lists name, state and memory server state of each node that the job uses."""
-    servers = {node: "running" if is_running else "not running" for node, is_running in (view.servers or {}).items()}
+def _describe_nodes(view: JobView, has_processes: bool) -> tuple[tuple[str, str, str], ...]:
+    """Lists name, state and memory server state of each node that the job uses.
+
+    `has_processes`: nodes are processes of a local run, which end with the job, so that none of them has failed.
+    """
+    has_ended = has_processes and view.stored.phase in ("Complete", "Failed")
+    stopped = "ended" if has_ended else "not running"
+    servers = {node: "running" if is_running else stopped for node, is_running in (view.servers or {}).items()}
     used_names = {worker.node for worker in view.workers} | servers.keys()
     rows = []
     for node in view.nodes or ():
         if node.name in used_names:
             state_words = ("ready" if node.ready else "not ready", "" if node.schedulable else "cordoned")
             state = ", ".join(filter(None, (*state_words, node.reason or node.unconfirmed_failure)))
+            state = "ended" if has_ended and not node.ready else state
             rows.append((node.name, state, servers.get(node.name, "none")))
     return tuple(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.text import escape_control_characters
-from surefoot_operator.api.status import DataProgress
+from surefoot_operator.api.status import CheckpointLatency, DataProgress, Incident, LatencyQuantiles
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import RunEvent
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
@@ -88,11 +89,56 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
     found = read(of_run(run))
     for said in (
         "team/gpt", "node-lost: node node-1 is gone", "first new step, restored from memory, 2 steps lost", "0.300 s",
-        "steps that a failure undid", "the same job without faults", "2e-13 (checkpoint of step 20)", "24.8 MB each",
+        "steps that a failure undid", "The same job without faults has the same curve, to 9e-16", "2e-13 (checkpoint of step 20)", "24.8 MB each",
         "generation 2, 1 rank", "median 10 ms", "2 → 1 ranks", "surefoot 1.2.3",
     ):  # fmt: skip
         assert said in found.text, said
     assert found.tags["svg"] >= 6  # two charts for two widths, a recovery, the job's time, keys
+
+
+@pytest.mark.parametrize(
+    ("comparison", "incidents", "sentence"),
+    [
+        (Comparison(8.9e-16, 2e-17, False, 20), (FAILED,), "1 node lost, training continued after 3 s, 0 samples lost, result identical to 9e-16."),
+        (Comparison(0.0, 0.0, True, 20), (), "No failure, 0 samples lost, result identical bit for bit."),
+        (Comparison(0.05), (FAILED, replace(FAILED, first_step_seconds=BEGAN + 17)), "2 nodes lost, training continued after at most 4 s, 0 samples lost, result differs from the undisturbed run by up to 0.05."),
+        (None, (replace(FAILED, kind="trainer-failed", first_step_seconds=None),), "1 trainer failed, training has not continued yet, 0 samples lost."),
+        (None, (replace(FAILED, kind="numerics"), replace(FAILED, kind="planned")), "1 loss anomaly, 1 planned change, training continued after at most 3 s, 0 samples lost."),
+    ],
+    ids=["equal", "nothing happened", "differs", "recovering", "kinds"],
+)  # fmt: skip
+def test_a_page_begins_with_its_verdict(
+    comparison: Comparison | None, incidents: tuple[Incident, ...], sentence: str
+) -> None:
+    text = read(of_run(replace(broken_run(), comparison=comparison, incidents=incidents))).text
+    assert sentence in text
+    assert text.index(sentence) < text.index("Steps")
+
+
+def test_a_page_shows_checkpoint_latency_first_and_calls_no_generation_an_epoch() -> None:
+    facts = of_run(broken_run())
+    latency = CheckpointLatency(LatencyQuantiles(0.01, 0.02), LatencyQuantiles(0.03, 0.09), LatencyQuantiles(2, 3))
+    text = read(replace(facts, latency=latency)).text
+    cards = (
+        "Checkpoint latency: stall",
+        "Checkpoint latency: replicated",
+        "Checkpoint latency: persistent",
+        "Recovery",
+    )
+    places = [text.index(card) for card in (*cards, "Steps")]
+    assert places == sorted(places)
+    assert "p99 90 ms" in text
+    assert not re.search("epoch|holder", text, re.IGNORECASE)
+
+
+def test_two_curves_are_drawn_only_where_they_differ() -> None:
+    drawn = {
+        difference: render_page(of_run(replace(broken_run(), comparison=Comparison(difference))), "1").count(
+            'class="curve undisturbed" d="M5'
+        )
+        for difference in (0.0, 1e-9, 0.01, None)
+    }
+    assert drawn == {0.0: 0, 1e-9: 0, 0.01: 3, None: 3}  # two widths, and the key
 
 
 def test_of_a_cluster_the_page_has_what_the_loader_told_and_no_more() -> None:
@@ -108,7 +154,7 @@ def test_of_a_cluster_the_page_has_what_the_loader_told_and_no_more() -> None:
 def test_each_category_of_seconds_has_its_words_and_a_swatch() -> None:
     seconds = {name: float(place) for place, name in enumerate(CATEGORIES, 1)}
     found = read(replace(of_run(broken_run()), seconds=seconds, goodput=0.25))
-    assert "goodput 25.0%" in found.text
+    assert "Goodput25.0%" in found.text
     for place, name in enumerate(CATEGORIES, 1):
         assert f"{name}: " in found.text
         assert ("class", f"swatch c{place}") in found.attributes

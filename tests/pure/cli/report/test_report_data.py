@@ -13,6 +13,7 @@ from surefoot_operator.api.status import TimeSpent
 from surefoot_operator.cli.jobs.describe import timeline_of
 from surefoot_operator.cli.jobs.read_jobs import JobView
 from surefoot_operator.cli.local.faults import Fault, InjectedFault
+from surefoot_operator.cli.local.progress import TrainerStart
 from surefoot_operator.cli.local.run_report import RunRecords
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 
@@ -100,3 +101,34 @@ def test_a_cluster_tells_no_step_and_says_nothing_of_them() -> None:
     found = gather_facts(view(), "a cluster")
     assert found.ledger is None
     assert [one.worker for one in found.placements] == [f"{one.index}-{one.attempt}" for one in running().workers]
+
+
+def test_the_last_phase_is_divided_by_what_the_slowest_trainer_did() -> None:
+    run = broken_run()
+    start = TrainerStart(BEGAN + 14.5, BEGAN + 14.7, BEGAN + 15.2)
+    first = next(place for place, (_, line) in enumerate(run.lines) if line.generation == 2)
+    worker, line = run.lines[first]
+    faster = replace(line, start=TrainerStart(BEGAN + 14.4, BEGAN + 14.4, BEGAN + 15.0))
+    lines = (*run.lines[:first], (worker, replace(line, start=start)), (worker, faster), *run.lines[first + 1 :])
+    [found] = gather_facts(view(), "here", replace(run, lines=lines)).incidents
+    assert [(name, at) for name, at, _ in found.phases[-4:]] == [
+        ("attached", 1.5), ("connected", 1.7), ("restored", 2.2), ("first_step", 3.0),
+    ]  # fmt: skip
+    assert found.took_seconds == 3.0
+    # Times that another clock stamped stay within the phase.
+    late = replace(line, start=TrainerStart(BEGAN, BEGAN + 15, BEGAN + 99))
+    [odd] = gather_facts(view(), "here", replace(run, lines=(*lines, (worker, late)))).incidents
+    ends = [at for _, at, _ in odd.phases]
+    assert ends == sorted(ends)
+    assert ends[-1] == 3.0
+
+
+def test_nodes_of_a_finished_run_have_ended_and_none_is_shown_as_broken() -> None:
+    seen = view()
+    nodes = tuple(replace(node, ready=False, reason="its process is gone") for node in seen.nodes or ())
+    over = replace(seen, nodes=nodes, servers=dict.fromkeys([node.name for node in nodes], False))
+    assert {row[1:] for row in gather_facts(over, "here", broken_run()).nodes} == {("ended", "ended")}
+    running_view = replace(over, stored=replace(over.stored, phase="Running"))
+    states = {row[1:] for row in gather_facts(running_view, "here", broken_run()).nodes}
+    assert states == {("not ready, its process is gone", "not running")}
+    assert ("ended", "ended") not in {row[1:] for row in gather_facts(over, "a cluster").nodes}
