@@ -19,7 +19,7 @@ from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankS
 from surefoot.protocol.messages import Barrier, NodeFinding
 from surefoot.protocol.progress import NO_PROGRESS, Progress, RankActivity
 from surefoot_operator.api.spec import Gang, TrainingJob
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import MIN_STEPS, JobStatus
 from surefoot_operator.rejected_calls import RejectedCall
 
 # ---- pod groups ------------------------------------------------------------------------------------------------------
@@ -158,9 +158,6 @@ class PersistentListing:
 
 
 # ---- job snapshot ----------------------------------------------------------------------------------------------------
-
-MIN_STEPS = 3
-"""Minimum number of steps for a median step time: the first step is slow, and would be half of two."""
 
 MAX_WINDOWS = 4
 """Number of newest activity windows in each of which a straggler must be slower than its peers."""

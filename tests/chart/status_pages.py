@@ -20,7 +20,7 @@ from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, Sourc
 from surefoot_operator.api import status
 from surefoot_operator.api.fields import camel_case
 from surefoot_operator.api.status_json import MOMENTS, SCHEMA_VERSION
-from surefoot_operator.policy.report.time_spent import CATEGORIES
+from surefoot_operator.api.time_spent import CATEGORIES
 
 Schema = dict[str, Any]
 

@@ -169,7 +169,7 @@ def test_followed_suspended_rolled_back_and_followed_to_its_end(
     stored = ("--job", old.uid, "--region", "us-east-1")
     assert str(floor.step) in checkpoints("list", *tier, *stored)
     assert str(floor.step) in checkpoints("verify", *tier, *stored, "--step", str(floor.step))
-    written = owner.gets("rollback", old.asked.name, "--step", str(floor.step), "--name", "rolled-back")
+    written = owner.gets("fork", old.asked.name, "--step", str(floor.step), "--name", "rolled-back")
     assert "created" in stage.kubectl("create", "-f", "-", given=written)
     follow = [str(Path(sys.executable).with_name("surefoot")), "logs", "rolled-back", "--follow", "--tail", "2000"]
     follow += ["--kubeconfig", str(owner.kubeconfig), "--namespace", owner.namespace]

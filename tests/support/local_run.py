@@ -37,7 +37,8 @@ from surefoot.memory_server.connection import Credentials, RespConnection
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.cli.local.progress import RunEvent, RunProgress
+from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.platforms.local.local_nodes import is_trainer
 from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import NodeRecord, RunFolder, parse_record, read_json

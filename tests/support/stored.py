@@ -6,7 +6,7 @@ from typing import Any
 
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
-from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.platforms.kubernetes.api_writes import add_printer_columns
 

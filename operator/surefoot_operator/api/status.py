@@ -111,6 +111,10 @@ class Incident:
     """When as many workers as before the incident were warm again, as members or spares."""
 
 
+MIN_STEPS = 3
+"""Minimum number of steps for a median step time: the first step is slow, and would be half of two."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
     """The save interval that the operator chose for one tier, with the inputs of that choice."""

@@ -27,7 +27,7 @@ from surefoot.protocol.text import format_bytes
 from surefoot_operator.api.fields import parse_quantity
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, RunError, UsageError, say
-from surefoot_operator.cli.job_files import read_job
+from surefoot_operator.cli.job_files import add_file, read_job
 from surefoot_operator.optional_dependencies import missing_module
 
 # ---- tools -----------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         action.add_argument("where", nargs="?", metavar="WHERE", help="a folder, file:///… or s3://bucket/prefix")
-        action.add_argument("-f", "--file", type=Path, metavar="JOB.yaml", help="or the TrainingJob that names it")
+        add_file(action, "or the TrainingJob that names it; - reads standard input")
         action.add_argument(
             "--job",
             metavar="UID",

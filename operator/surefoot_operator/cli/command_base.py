@@ -6,6 +6,7 @@ Lines are printed without control characters, because they quote texts of progra
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any, TextIO
 
 from surefoot.protocol.text import escape_control_characters
 
@@ -30,6 +32,39 @@ def clock() -> str:
 def warn(line: str) -> None:
     """Prints a line to standard error."""
     print(escape_control_characters(line), file=sys.stderr, flush=True)
+
+
+class LastingOutput:
+    """Standard output of a command that must outlive its reader, such as `| head` or a closed terminal.
+
+    The first error of writing is reported once on standard error, and all further output is dropped.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        with contextlib.suppress(OSError):  # standard error may have gone with it
+            warn("surefoot: the output has no reader any longer; the run continues, Ctrl-C stops it")
 
 
 # ---- cli errors ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from surefoot_operator.cli.doctor_network import (
     finding_lines,
     has_fault,
 )
-from surefoot_operator.cli.job_files import read_job
+from surefoot_operator.cli.job_files import add_file, read_job
 from surefoot_operator.cli.jobs.read_jobs import listed_objects, on_cluster
 from surefoot_operator.cli.tables import add_output, emit
 from surefoot_operator.errors import PlatformError
@@ -472,7 +472,7 @@ def probed(tier: PersistentTierSpec) -> Finding:
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", nargs="?", metavar="WHERE", help="a persistent tier: a folder, file:///… or s3://…")
-    parser.add_argument("-f", "--file", type=Path, metavar="JOB.yaml", help="or the TrainingJob that names one")
+    add_file(parser, "or the TrainingJob that names one; - reads standard input")
     parser.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (with WHERE)")
     parser.add_argument("--region", metavar="NAME", help="the bucket's region (with WHERE)")
     parser.add_argument(

@@ -7,27 +7,32 @@ when the command returns, also after an error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import shutil
+import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
+from urllib.parse import unquote, urlsplit
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_server_program
 from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS
-from surefoot.protocol.text import short_repr
+from surefoot.protocol.text import format_bytes, short_repr
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob, allowed_sizes
-from surefoot_operator.cli.checkpoints import try_file, try_folder
+from surefoot_operator.api.spec import TOTAL_STEPS, PersistentTierSpec, TrainingJob, allowed_sizes
+from surefoot_operator.cli.checkpoints import run_tool, try_file, try_folder
 from surefoot_operator.cli.command_base import (
     EXIT_DIFFERS,
     EXIT_FAILED,
     EXIT_OK,
+    LastingOutput,
     StopRequest,
     UsageError,
     say,
@@ -35,29 +40,36 @@ from surefoot_operator.cli.command_base import (
     stop_requests,
     warn,
 )
-from surefoot_operator.cli.job_files import read_document
+from surefoot_operator.cli.job_files import add_file, job_of_command, read_document
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
 from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.cli.local.supervise import RunContext, Supervisor
-from surefoot_operator.cli.local.view import RunView
+from surefoot_operator.cli.local.view import RANK_0, RunView
 from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
 from surefoot_operator.cli.report.page import render_page
 from surefoot_operator.optional_dependencies import missing_module
 from surefoot_operator.platforms.local.local_nodes import LocalNodes
 from surefoot_operator.platforms.local.platform import RunFolderStore, list_ignored_fields
-from surefoot_operator.platforms.local.run_folder import RunFolder
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
 
 _PAGE_SUFFIXES = (".html", ".htm")
+_COMMAND_NODES = 2
+"""Number of nodes for a command without --nodes: the fewest of which one may die."""
+_MIN_TIER_BYTES = 1 << 20
+_PROBE_SECONDS = 60.0
 MOST_NODES, MOST_RANKS = 64, 512
 """Limits for one machine. A node runs Redis, an agent and a fork server; a rank is a process that imports torch."""
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
+    parser.add_argument("command_line", nargs="*", metavar="-- COMMAND", help="a program to run without a job's file")
+    add_file(parser, "or the TrainingJob to run; - reads standard input")
     parser.add_argument(
-        "--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas and spec.spares)"
+        "--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas and spec.spares; of a COMMAND 2)"
     )
+    parser.add_argument("--total-steps", type=int, metavar="N", help="steps of the program, for progress and time left")
+    parser.add_argument("--logs", choices=("all", "none"), help="show every rank's output, or none (default: rank 0's)")
     parser.add_argument(
         "--fault",
         action="append",
@@ -69,6 +81,12 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened: FILE.html a page, else JSON")
     parser.add_argument("--run-folder", type=Path, metavar="DIR", help="keep logs, ledgers and checkpoints here")
+    parser.add_argument(
+        "--continue",
+        dest="continues",
+        action="store_true",
+        help="continue the run in --run-folder that was killed, from its newest checkpoint in the persistent tier",
+    )
     parser.add_argument(
         "--metrics",
         action="store_true",
@@ -100,7 +118,8 @@ class LocalRequest:
 def run_local(args: argparse.Namespace) -> int:
     """Runs the job and returns the exit code."""
     request = check(args)
-    with stop_requests() as stop:
+    # A run outlives the reader of its output: hours of training must not end with a pager or a closed terminal.
+    with stop_requests() as stop, contextlib.redirect_stdout(cast(TextIO, LastingOutput(sys.stdout))):
         if args.run_folder is not None:
             return _run_in_folder(request, args.run_folder, stop)
         # Delete a temporary folder after a clean run only: after any other, the user needs its logs.
@@ -111,6 +130,7 @@ def run_local(args: argparse.Namespace) -> int:
         finally:
             if code == EXIT_OK:
                 shutil.rmtree(root)
+                say("logs: deleted with the run's files; --run-folder DIR keeps them")
             else:
                 warn(f"the run's folder is kept: {root}")
         return code
@@ -118,15 +138,16 @@ def run_local(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> LocalRequest:
     """Checks the arguments and the machine before anything starts. Raises UsageError."""
-    document, job = read_document(args.file)
+    document, job = _requested_job(args)
+    source = args.file or "the job"
     if job.spec.suspend:
-        raise UsageError(f"{args.file}: spec.suspend is true, nothing would run; set it to false")
+        raise UsageError(f"{source}: spec.suspend is true, nothing would run; set it to false")
     # Check the number of nodes and ranks against the job and this machine.
-    node_count = job.spec.replicas + job.spec.spares if args.nodes is None else args.nodes
+    node_count = args.nodes or job.spec.replicas + job.spec.spares
     min_nodes = min(allowed_sizes(job.spec))
     if node_count < min_nodes:
         raise UsageError(
-            f"--nodes {node_count} is too few: the smallest world that {args.file} allows has {min_nodes} workers, one on each"
+            f"--nodes {node_count} is too few: the smallest world that {source} allows has {min_nodes} workers, one on each"
             f" node; give --nodes {min_nodes} or more, or lower spec.elasticPolicy.minReplicas"
         )
     rank_count = node_count * job.spec.nproc_per_node
@@ -137,7 +158,7 @@ def check(args: argparse.Namespace) -> LocalRequest:
         )
     if not 1 <= args.servers <= MAX_SERVERS:
         raise UsageError(f"--servers {args.servers} is not allowed: a node runs 1 to {MAX_SERVERS} Redis servers")
-    total_steps = _total_steps(args.file, document)
+    total_steps = args.total_steps or _total_steps(source, document)
     nodes = tuple(f"node-{number}" for number in range(node_count))
     # Check what the run needs on this machine: the runtime, valid faults and Redis.
     if (missing := missing_module("runtime")) is not None:
@@ -153,10 +174,63 @@ def check(args: argparse.Namespace) -> LocalRequest:
         try_file("--report", args.report)
     if args.run_folder is not None:
         try_folder("--run-folder", args.run_folder)
+    if job.spec.checkpoint.persistent is not None:
+        check_persistent_tier(job.spec.checkpoint.persistent)
     return LocalRequest(args, document, job, nodes, faults, total_steps)
 
 
-def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
+def _requested_job(args: argparse.Namespace) -> tuple[dict[str, Any], TrainingJob]:
+    """Returns the job of the file, the command line or the run to continue. Raises UsageError."""
+    if [args.file is not None, bool(args.command_line), args.continues].count(True) != 1:
+        raise UsageError("local needs one of -f JOB.yaml, -- COMMAND, or --continue with --run-folder")
+    if args.nodes is not None and args.nodes < 1:
+        raise UsageError(f"--nodes {args.nodes} is not allowed; give 1 or more")
+    if args.continues:
+        return _job_to_continue(args)
+    if args.file is not None:
+        return read_document(args.file)
+    document = job_of_command(args.command_line, args.nodes or _COMMAND_NODES)
+    return document, parse_job(document)
+
+
+def _job_to_continue(args: argparse.Namespace) -> tuple[dict[str, Any], TrainingJob]:
+    """Returns the job of a run that was killed. Raises UsageError if there is none, or nothing to continue from."""
+    if args.run_folder is None:
+        raise UsageError("--continue needs --run-folder: the folder of the run to continue")
+    folder = RunFolder(args.run_folder.resolve())
+    document = read_json(folder.job_file)
+    if document is None:
+        raise UsageError(f"{args.run_folder} has no run to continue: start one there with -f JOB.yaml or -- COMMAND")
+    phase = RunFolderStore(folder).read_status().phase
+    if phase in ("Complete", "Failed"):
+        raise UsageError(f"the run in {args.run_folder} is {phase}: there is nothing to continue; start another")
+    job = parse_job(document)
+    if job.spec.checkpoint.persistent is None:
+        raise UsageError(
+            f"the run in {args.run_folder} kept its checkpoints only in the memory of its processes, which have ended:"
+            " start another, with spec.checkpoint.persistent"
+        )
+    return document, job
+
+
+def check_persistent_tier(tier: PersistentTierSpec) -> None:
+    """Tries the tier before anything starts: training would continue without it to its end. Raises UsageError."""
+    problem = ""
+    if tier.uri.startswith("file://"):
+        folder = Path(unquote(urlsplit(tier.uri).path))
+        try_folder("spec.checkpoint.persistent.uri", folder)
+        if shutil.disk_usage(folder).free < _MIN_TIER_BYTES:
+            problem = f"{tier.uri}: no space is left there"
+    elif problem := run_tool("check_tier", tier, [], _PROBE_SECONDS).get("problem", ""):
+        problem = f"{tier.uri}: {problem}"
+    if problem:
+        raise UsageError(
+            f"the persistent tier cannot be used: {problem}. Check the address and the credentials in this shell"
+            f" (surefoot doctor {tier.uri}), or for a try leave spec.checkpoint.persistent out or use file:///FOLDER"
+        )
+
+
+def _total_steps(path: Path | str, document: dict[str, Any]) -> int | None:
     """Returns the job's declared number of steps; None if it has none. Raises UsageError if it is no such number."""
     steps_text = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
     if steps_text is None:
@@ -191,10 +265,25 @@ def _run_in_folder(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     is_written = args.report is None or _write_report(
         args.report, _report_text(args.report, root, finished, conclusion)
     )
+    for line in _whereabouts(args, request.job):
+        say(line)
     stop.raise_if_requested()
     if finished.outcome != "Complete" or not is_written:
         return EXIT_FAILED
     return EXIT_OK if conclusion.sound else EXIT_DIFFERS
+
+
+def _whereabouts(args: argparse.Namespace, job: TrainingJob) -> Iterator[str]:
+    """Yields the last lines of a run: where its logs, report and checkpoints are."""
+    if args.run_folder is not None:
+        yield f"logs: surefoot logs --run-folder {args.run_folder}, files in {args.run_folder / 'logs'}"
+    if args.report is not None and args.report.exists():
+        yield f"report: {args.report}, {format_bytes(args.report.stat().st_size)}"
+    tier = job.spec.checkpoint.persistent
+    if tier is None or (args.run_folder is None and args.compare):
+        yield "checkpoints: none outlive the run; spec.checkpoint.persistent keeps them"
+    else:
+        yield f"checkpoints: surefoot checkpoints list {tier.uri}"
 
 
 def _report_text(path: Path, root: Path, finished: run_report.FinishedRun, conclusion: run_report.Conclusion) -> str:
@@ -224,11 +313,15 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
     machine = LocalNodes(folder, memory.size_limit_bytes, args.metrics, args.servers)
     interrupted = False
     try:
-        machine.lock_run_folder()
-        job = RunFolderStore(folder).write_job(request.document, str(uuid.uuid4()))
-        progress = RunProgress(folder)
+        store, progress = RunFolderStore(folder), RunProgress(folder)
+        machine.lock_run_folder(keeps_files=args.continues)
+        if args.continues:
+            job = store.read_job()
+            progress.poll()  # its events were printed when they happened
+        else:
+            job = store.write_job(request.document, str(uuid.uuid4()))
         context = RunContext(progress, machine, request.nodes, job, request.total_steps)
-        with RunView(context, args.plain) as view:
+        with RunView(context, args.plain, args.logs or RANK_0) as view:
             supervisor = Supervisor(context, faults, view.show, view.tell, stop)
             try:
                 supervisor.run()

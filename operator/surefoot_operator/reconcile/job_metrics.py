@@ -25,10 +25,10 @@ from surefoot.protocol.timeouts import BUCKETS_SECONDS
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan
 from surefoot_operator.policy.maintenance.memory_budget import MemoryServerBudget
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 Labels = tuple[str, ...]
 _JobName: TypeAlias = tuple[str, str]

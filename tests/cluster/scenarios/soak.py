@@ -22,7 +22,7 @@ from cluster.scenarios.job import Job
 from cluster.scenarios.shapes import Shape
 from cluster.scenarios.soak_faults import FAULTS, Mend
 from cluster.scenarios.stage import Stage
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 
 REPORT = layout.PROJECT / "build" / "soak.json"
 EVERY_SECONDS = 30.0

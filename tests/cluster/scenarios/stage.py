@@ -22,7 +22,7 @@ from cluster.scenarios.shapes import CREDENTIALS, Asked, Shape
 from cluster.scenarios.watching import Namespace
 from support.machine_speed import scaled
 from support.servers import s3_server
-from surefoot_operator.policy.report.time_spent import seconds_spent
+from surefoot_operator.api.time_spent import seconds_spent
 
 TOLERANCE = 1e-9
 """float64, other orders of summation where the world's size changed."""

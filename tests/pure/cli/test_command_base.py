@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 
 from surefoot.errors import SurefootError
 from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot_operator.cli import command_base
-from surefoot_operator.cli.command_base import StopRequest, signals_ignored, stop_requests
+from surefoot_operator.cli.command_base import LastingOutput, StopRequest, signals_ignored, stop_requests
 from surefoot_operator.cli.main import build_parser
 
 # ---- stop request ----------------------------------------------------------------------------------------------------
@@ -109,6 +110,18 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
             assert not stop.requested
     finally:
         signal.signal(signal.SIGHUP, former)
+
+
+def test_output_outlives_its_reader(capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as stream:
+        output = cast(TextIO, LastingOutput(stream))
+        print("read", file=output, flush=True)
+        assert os.read(reader, 100) == b"read\n"
+        os.close(reader)
+        for _ in range(3):
+            print("x" * 100_000, file=output, flush=True)
+    assert capsys.readouterr().err.count("the output has no reader any longer") == 1
 
 
 # ---- cli reference ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from surefoot.protocol.messages import Barrier
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.api.time_spent import seconds_spent
 from surefoot_operator.job_snapshot import (
     JobSnapshot,
     ObservedBarrier,
@@ -45,7 +46,6 @@ from surefoot_operator.policy.core.actions import (
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check_plan
-from surefoot_operator.policy.report.time_spent import seconds_spent
 
 WARM_SECONDS = 1.0
 

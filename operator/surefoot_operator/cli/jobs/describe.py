@@ -1,4 +1,4 @@
-"""Implements `surefoot describe`, `list`, `nodes` and `timeline`, and renders their output.
+"""Implements `surefoot describe`, `nodes` and `timeline`, and renders their output.
 
 Called by `main`. Only the `run_` functions read a cluster or a run folder and print; all others are pure.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from surefoot.protocol.text import format_bytes
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import (
-    CheckpointLatency,
     Condition,
     DataProgress,
     ExcludedNode,
@@ -29,150 +27,31 @@ from surefoot_operator.api.status import (
     TimeSpent,
     straggler_nodes,
 )
-from surefoot_operator.cli.cluster_access import add_cluster
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.cli.command_base import EXIT_OK
+from surefoot_operator.cli.jobs.list_jobs import (
+    JobSummary,
+    format_at_risk,
+    format_newest_checkpoint,
+    format_progress,
+    format_ready,
+    format_seconds,
+    persistent_contents,
+    recovery_durations,
+    summarize,
+)
 from surefoot_operator.cli.jobs.read_jobs import (
-    JobProgress,
     JobView,
-    StoredJob,
     add_job,
-    add_run_folder,
-    on_cluster,
     pace_of,
-    read_jobs,
-    read_run,
     step_at,
     view_of,
 )
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.cli.tables import UNKNOWN, add_output, age, emit, number, table_lines
 from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
 from surefoot_operator.policy.failure.spare_workers import largest_size
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
-
-# ---- job summary -----------------------------------------------------------------------------------------------------
-# Summarises one job as a row of `surefoot list`. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """A row of `surefoot list`; None where a value is not known."""
-
-    namespace: str
-    name: str
-    state: str
-    latency: CheckpointLatency
-    recovery_seconds: float | None
-    """Seconds from the detection of the newest failure to the first new step."""
-    goodput: float | None
-    ready: str
-    world_size: int | None
-    generation: int | None
-    pace: JobProgress
-    restarts: int | None
-    age_seconds: float | None
-    message: str
-    memory_bytes: int | None = None
-    """Size of the job's checkpoints in the memory tier, counting every copy."""
-    persistent_bytes: int | None = None
-
-
-def summarize(stored: StoredJob, now: float) -> JobSummary:
-    """Summarises a job at Unix time `now`; its message names a spec or status that cannot be read."""
-    status = stored.status
-    membership = status.membership if status is not None else None
-    stored_bytes = StoredCheckpoints() if status is None else persistent_contents(status)
-    message = "" if status is None else status.message
-    if not stored.phase:
-        message = "no operator has reconciled this job yet: is surefoot-operator running?"
-    recoveries = () if status is None else recovery_durations(status.incidents).get("failure", ())
-    start_seconds = stored.created_seconds or (status.start_seconds if status is not None else None)
-    return JobSummary(
-        namespace=stored.namespace,
-        name=stored.name,
-        state=stored.phase or "Unseen",
-        latency=CheckpointLatency() if status is None else status.checkpoint_latency,
-        recovery_seconds=recoveries[-1] if recoveries else None,
-        goodput=None if status is None else goodput(seconds_spent(status.time_spent, now)),
-        ready=stored.ready,
-        world_size=None if membership is None else membership.world_size,
-        generation=None if membership is None else membership.generation,
-        pace=pace_of(stored, now),
-        restarts=stored.restarts,
-        age_seconds=None if start_seconds is None else max(0.0, now - start_seconds),
-        message="; ".join(stored.problems) or message,
-        memory_bytes=None if stored_bytes.memory is None else stored_bytes.memory.bytes,
-        persistent_bytes=None if stored_bytes.persistent is None else stored_bytes.persistent.bytes,
-    )
-
-
-def persistent_contents(status: JobStatus) -> StoredCheckpoints:
-    """Returns the contents of each tier. A job that is over has nothing left in memory."""
-    is_over = status.phase in ("Complete", "Failed")
-    return StoredCheckpoints(persistent=status.checkpoints.persistent) if is_over else status.checkpoints
-
-
-JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
-    "NAME": lambda job: job.name,
-    "STATE": lambda job: job.state,
-    "CHECKPOINT LATENCY": lambda job: format_latency(job.latency),
-    "RECOVERY": lambda job: UNKNOWN if job.recovery_seconds is None else format_seconds(job.recovery_seconds),
-    "GOODPUT": lambda job: UNKNOWN if job.goodput is None else f"{job.goodput:.1%}",
-    "READY": lambda job: job.ready or UNKNOWN,
-    "STEP": lambda job: format_progress(job.pace),
-    "LEFT": lambda job: age(job.pace.remaining_seconds),
-    "CHECKPOINT": lambda job: format_newest_checkpoint(job.pace),
-    "RESTARTS": lambda job: number(job.restarts),
-    "AGE": lambda job: age(job.age_seconds),
-}
-WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
-    "WORLD SIZE": lambda job: number(job.world_size),
-    "GENERATION": lambda job: number(job.generation),
-    "RATE": lambda job: UNKNOWN if job.pace.steps_per_second is None else f"{job.pace.steps_per_second:.3g}/s",
-    "EXPOSED": lambda job: format_at_risk(job.pace),
-    "IN-MEMORY": lambda job: UNKNOWN if job.memory_bytes is None else format_bytes(job.memory_bytes),
-    "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else format_bytes(job.persistent_bytes),
-    "MESSAGE": lambda job: job.message,
-}
-
-
-def format_latency(latency: CheckpointLatency) -> str:
-    """Renders the 99th percentiles of stall, replicated and persistent: `8ms/33ms/2.1s`; one without a value is `-`."""
-    stages = (latency.stall, latency.replicated, latency.persistent)
-    texts = [UNKNOWN if stage is None else format_seconds(stage.p99_seconds) for stage in stages]
-    return "/".join(texts) if any(stages) else UNKNOWN
-
-
-def format_seconds(seconds: float) -> str:
-    """Renders a duration with its milliseconds, as `7.7ms`, `2.1s` or `4m36s`."""
-    if seconds < 1:
-        return f"{1000 * seconds:.2g}ms" if seconds < 0.0995 else f"{1000 * seconds:.0f}ms"
-    return f"{seconds:.3g}s" if seconds < 120 else age(seconds)
-
-
-def format_progress(pace: JobProgress) -> str:
-    """Renders the step and the total, `420/1000 (42%)`, or the step alone."""
-    if pace.step is None or pace.total_steps is None:
-        return number(pace.step)
-    return f"{pace.step}/{pace.total_steps} ({min(100, 100 * pace.step // pace.total_steps)}%)"
-
-
-def format_newest_checkpoint(pace: JobProgress) -> str:
-    """Renders the newest complete checkpoint and its age: `420 (12s)`."""
-    if pace.checkpoint_step is None:
-        return UNKNOWN
-    age_seconds = pace.checkpoint_age_seconds
-    return str(pace.checkpoint_step) if age_seconds is None else f"{pace.checkpoint_step} ({age(age_seconds)})"
-
-
-def format_at_risk(pace: JobProgress) -> str:
-    """Renders the steps and the time that a failure now would repeat: `5 steps (2s)`."""
-    if pace.exposed_steps is None:
-        return UNKNOWN
-    steps = f"{pace.exposed_steps} step{'' if pace.exposed_steps == 1 else 's'}"
-    return steps if pace.exposed_seconds is None else f"{steps} ({age(pace.exposed_seconds)})"
-
 
 # ---- cost of the next failure ----------------------------------------------------------------------------------------
 # Estimates the cost of a failure at this moment, from the status and the observed workers. Pure.
@@ -227,16 +106,6 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     if protected == "False" and newest is None:
         return 0, "the beginning (nothing is saved)"
     return None, "an unknown checkpoint (none is known to outlive the node)"
-
-
-def recovery_durations(incidents: Sequence[Incident]) -> dict[str, list[float]]:
-    """Returns the seconds from detection to the first new step of failures and of planned changes, oldest first."""
-    durations: dict[str, list[float]] = {}
-    for incident in incidents:
-        if incident.first_step_seconds is not None:
-            kind = "planned change" if incident.kind == "planned" else "failure"
-            durations.setdefault(kind, []).append(incident.first_step_seconds - incident.detected_seconds)
-    return durations
 
 
 def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
@@ -391,7 +260,7 @@ def _header_lines(description: JobDescription) -> list[str]:
             "Job",
             f"{summary.namespace}/{summary.name}   uid {description.uid or UNKNOWN}   age {age(summary.age_seconds)}",
         ),
-        ("State", f"{summary.state}   workers {summary.ready or UNKNOWN}   restarts {number(summary.restarts)}"),
+        ("State", f"{summary.state}   workers {format_ready(summary)}   restarts {number(summary.restarts)}"),
         ("Message", summary.message or UNKNOWN),
         ("Checkpoint latency", _latency_text(description)),
         *((("Recovery", _recovery_text(description.recovery_seconds)),) if description.recovery_seconds else ()),
@@ -553,37 +422,6 @@ def event_line(event: RunEvent, now: float) -> str:
     return f"{age(now - event.at_seconds)} ago   {'Warning ' if event.warning else ''}{event.reason}: {event.message}"
 
 
-# ---- list jobs -------------------------------------------------------------------------------------------------------
-# Implements `surefoot list`: one row per job.
-
-
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
-    add_run_folder(parser)
-    add_cluster(parser)
-    add_output(parser)
-
-
-def run_list(args: argparse.Namespace) -> int:
-    if args.run_folder is not None:
-        view = read_run(args.run_folder)
-        summaries = [summarize(view.stored, view.now)]
-    else:
-        stored, now = on_cluster(args, read_jobs), time.time()
-        summaries = [summarize(job, now) for job in sorted(stored, key=str)]
-    emit(summaries, args.output, lambda wide: job_lines(summaries, wide, args.all_namespaces))
-    return EXIT_OK
-
-
-def job_lines(summaries: list[JobSummary], wide: bool, everywhere: bool) -> list[str]:
-    """Renders the table of jobs, or one line if there are none. `everywhere`: of all namespaces."""
-    if not summaries:
-        return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A lists all'}"]
-    namespace_column: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
-    columns = {**(namespace_column if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})}
-    return table_lines(summaries, columns)
-
-
 # ---- list nodes ------------------------------------------------------------------------------------------------------
 # Implements `surefoot nodes`: the job's nodes, and its workers and memory servers on each.
 
@@ -691,6 +529,15 @@ def _node_state(view: JobView, node: ObservedNode | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TimelinePhase:
+    """A phase that a recovery went through, with the seconds from the incident to its end."""
+
+    name: str
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """A row of the timeline: an event, an incident with its recovery phases, or the job's start or end."""
 
@@ -698,7 +545,9 @@ class TimelineEntry:
     kind: str
     text: str
     warning: bool = False
-    phases: tuple[str, ...] = ()
+    phases: tuple[TimelinePhase, ...] = ()
+    detail: tuple[str, ...] = ()
+    """Lines of the incident's detail, such as the stack of the rank that failed."""
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -733,13 +582,13 @@ def timeline_of(view: JobView, events: bool = True) -> list[TimelineEntry]:
 
 def _incident_entry(incident: Incident) -> TimelineEntry:
     incident_facts = run_report.incident_report(incident, ())
-    _, *phases = run_report.timeline({"incidents": [incident_facts]})
     return TimelineEntry(
         incident.detected_seconds,
         "incident",
         f"{incident.kind}: {incident.reason}",
         incident.kind != "planned",
-        tuple(phases),
+        tuple(TimelinePhase(*row) for row in run_report.phase_rows(incident_facts)),
+        tuple(incident_facts["detail"].splitlines()[: run_report.MAX_DETAIL_LINES]),
     )
 
 
@@ -752,5 +601,6 @@ def timeline_lines(entries: list[TimelineEntry]) -> list[str]:
         clock = datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
         mark = "!" if entry.warning else " "
         lines.append(f"{clock} {entry.at_seconds - first_seconds:+9.1f} s {mark} {entry.kind}: {entry.text}")
-        lines += [f"{'':30}{phase}" for phase in entry.phases]
+        lines += [f"{'':30}    {line}" for line in entry.detail]
+        lines += [f"{'':30}  {phase.seconds:8.3f} s  {phase.text}" for phase in entry.phases]
     return lines

@@ -11,12 +11,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import GROUP, TOTAL_STEPS, TrainingJob
-from surefoot_operator.api.status import JobStatus, parse_rfc3339
+from surefoot_operator.api.status import MIN_STEPS, JobStatus, parse_rfc3339
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.cli.cluster_access import (
     ClusterConnection,
@@ -29,14 +29,12 @@ from surefoot_operator.cli.cluster_access import (
     open_cluster,
 )
 from surefoot_operator.cli.command_base import UsageError
-from surefoot_operator.cli.local.progress import RunEvent, RunProgress
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.errors import InvariantViolation, PlatformError, SpecError
-from surefoot_operator.job_snapshot import MIN_STEPS, ObservedNode, ObservedWorker
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
-from surefoot_operator.platforms.local.platform import as_platform_error, read_folder
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
+
+if TYPE_CHECKING:
+    from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
 
 # ---- stored job ------------------------------------------------------------------------------------------------------
 # Parses a TrainingJob as it is stored, also one that another version wrote. Users inspect a job mostly when something
@@ -240,6 +238,11 @@ def read_run(root: Path) -> JobView:
         UsageError: The folder contains no run.
         PlatformError: A file of the run is damaged.
     """
+    # These import the whole local platform, which takes longer than to ask a cluster for its jobs.
+    from surefoot_operator.cli.local.progress import RunProgress
+    from surefoot_operator.platforms.local.platform import as_platform_error, read_folder
+    from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
+
     folder = RunFolder(root.resolve())
     if not folder.job_file.exists():
         raise UsageError(f"{root} is no run folder: give the one that surefoot local --run-folder was given")
@@ -393,10 +396,13 @@ async def _list_or_report(unread: list[str], call: Awaitable[list[Object]]) -> l
 
 
 # ---- pure parsing ----------------------------------------------------------------------------------------------------
+# `observations` is imported where it is used: it loads the client of memory servers, which `surefoot list` does not need.
 
 
 def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[ObservedWorker, ...]:
     """Parses worker pods, sorted by index and attempt; adds an error to `unread` for each that cannot be parsed."""
+    from surefoot_operator.platforms.kubernetes.views import observations
+
     workers = []
     for pod in pods:
         try:
@@ -408,15 +414,22 @@ def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[ObservedWorke
 
 def nodes_of(documents: Sequence[Object], stored: StoredJob) -> tuple[ObservedNode, ...]:
     """Parses nodes as the operator does, but without their leases, and sorts them by name."""
+    from surefoot_operator.platforms.kubernetes.views import observations
+
     spec = stored.job.spec if stored.job is not None else None
     topology_key = spec.checkpoint.memory.topology_key if spec is not None else api_objects.HOSTNAME_LABEL
     signals = (spec.health_policy.node_signals if spec is not None else None) or KNOWN_SIGNALS
-    nodes = [observations.observe_node(document, KubeletLiveness(), topology_key, signals) for document in documents]
+    nodes = [
+        observations.observe_node(document, observations.KubeletLiveness(), topology_key, signals)
+        for document in documents
+    ]
     return observations.confirm_node_failures(sorted(nodes, key=lambda node: node.name))
 
 
 def servers_of(pods: Sequence[Object]) -> dict[str, bool]:
     """Maps the node of each memory server's pod to whether the pod is ready; unscheduled pods are omitted."""
+    from surefoot_operator.platforms.kubernetes.views import observations
+
     return {node: observations.is_ready(pod) for pod in pods if (node := observations.node_of(pod))}
 
 

@@ -1,7 +1,7 @@
-"""Implements `surefoot suspend`, `resume` and `rollback`.
+"""Implements `surefoot suspend`, `resume`, `rollback` and `fork`.
 
-Called by `main`. `rollback --to` asks the operator to take the job itself back to an earlier step. `rollback --step`
-changes nothing: it prints the manifest of a new job with `checkpoint.restoreFrom`.
+Called by `main`. `rollback` asks the operator to take the job itself back to an earlier step. `fork` changes nothing: it
+prints the manifest of a new job with `checkpoint.restoreFrom`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def rollback_patch(stored: StoredJob, step: int, keep_data: bool) -> list[dict[s
         UsageError: The job cannot go back to that step, or has no committed generation now.
     """
     status = stored.status
-    _check_changeable(stored, "cannot go back; --step N prints a job that continues from there")
+    _check_changeable(stored, "cannot go back; surefoot fork prints a job that continues from there")
     if status is None or status.membership is None or status.membership.state != "Committed":
         raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
     if not 0 < step <= max(status.step, stored.step or 0):
@@ -94,35 +94,29 @@ _DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", "sur
 
 
 def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    add_job(parser)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--to", type=int, metavar="STEP", help="go back within the job, to a step that is complete")
-    where.add_argument(
-        "--step", type=int, metavar="N", help="print a new job that continues from a step in the persistent tier"
-    )
+    parser.add_argument("job", metavar="JOB", help="the TrainingJob's name")
+    parser.add_argument("--to", type=int, metavar="STEP", required=True, help="a step whose checkpoint is complete")
     parser.add_argument(
-        "--keep-data",
-        action="store_true",
-        help="with --to: train on the same batches again instead of the following ones",
+        "--keep-data", action="store_true", help="train on the same batches again instead of the following ones"
     )
-    parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
+    add_cluster(parser)
 
 
 def run_rollback(args: argparse.Namespace) -> int:
-    """Requests a rollback of the job (--to), or prints the manifest of a new job (--step)."""
-    if args.to is None and args.keep_data:
-        raise UsageError("--keep-data goes with --to: a new job trains on the same batches again in any case")
-    if args.to is not None and args.name is not None:
-        raise UsageError("--name goes with --step: --to goes back within the job and makes none")
-    if args.to is not None:
-        if args.run_folder is not None:
-            raise UsageError(
-                "--to asks the operator of a cluster; a run of surefoot local goes back by healthPolicy.numerics"
-            )
-        say(on_cluster(args, lambda cluster: roll_back(cluster, args.job, args.to, args.keep_data)))
-        return EXIT_OK
+    say(on_cluster(args, lambda cluster: roll_back(cluster, args.job, args.to, args.keep_data)))
+    return EXIT_OK
+
+
+def add_fork_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--step", type=int, metavar="N", required=True, help="a step in the persistent tier")
+    parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
+
+
+def run_fork(args: argparse.Namespace) -> int:
+    """Prints the manifest of a new job, for `kubectl create -f -` or `surefoot local -f -`."""
     stored = view_of(args).stored
-    manifest = rolled_back(stored, args.step, args.name)
+    manifest = forked_manifest(stored, args.step, args.name)
     say(
         f"# {stored} continues from step {args.step} as a job of its own. First suspend or delete the old one; whether the step is\n"
         f"# there: surefoot checkpoints list WHERE --job {stored.uid} --step {args.step}\n"
@@ -131,14 +125,14 @@ def run_rollback(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def rolled_back(stored: StoredJob, step: int, name: str | None = None) -> dict[str, Any]:
+def forked_manifest(stored: StoredJob, step: int, name: str | None = None) -> dict[str, Any]:
     """Builds the manifest of a new job that starts from `step` of the stored job.
 
     Raises:
         UsageError: The step cannot be restored, or the operator would reject the new job.
     """
     if stored.job is None:
-        raise UsageError(f"{stored} cannot be rolled back: {'; '.join(stored.problems)}")
+        raise UsageError(f"{stored} cannot be forked: {'; '.join(stored.problems)}")
     persistent = stored.job.spec.checkpoint.persistent
     if persistent is None:
         raise UsageError(

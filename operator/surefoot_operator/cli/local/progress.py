@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestor_generations, generation_of_step
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.platforms.local.platform import RunFolderStore
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
@@ -287,16 +288,6 @@ def median_stall_seconds(lines: Iterable[LedgerEntry]) -> float | None:
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """An event that the operator recorded."""
-
-    at_seconds: float
-    reason: str
-    message: str
-    warning: bool
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 from surefoot.protocol.checkpoints.completeness import Lineage, first_own_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.cli.checkpoints import run_tool
 from surefoot_operator.cli.command_base import say
 from surefoot_operator.cli.local.faults import KINDS, Fault, InjectedFault
@@ -32,9 +33,8 @@ from surefoot_operator.cli.local.progress import (
     skips_of,
     world_size_by_step,
 )
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
-_MAX_LINES = 20
+MAX_DETAIL_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
 """An incident may be detected this much before the recorded time of its fault; both use the clock of this machine."""
 
@@ -249,7 +249,7 @@ def timeline(report: dict[str, Any]) -> list[str]:
     for incident_facts in report["incidents"]:
         title = f"{incident_facts['kind']}: {incident_facts['reason']}"
         lines.append(title if incident_facts["fault"] is None else f"{title} ({incident_facts['fault']})")
-        lines += [f"    {line}" for line in incident_facts["detail"].splitlines()[:_MAX_LINES]]
+        lines += [f"    {line}" for line in incident_facts["detail"].splitlines()[:MAX_DETAIL_LINES]]
         lines += [f"  {seconds:8.3f} s  {sentence}" for _, seconds, sentence in phase_rows(incident_facts)]
     return lines
 

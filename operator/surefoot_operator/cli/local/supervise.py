@@ -20,7 +20,8 @@ from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, Memor
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.command_base import RunError, StopRequest
 from surefoot_operator.cli.local.faults import Fault, FaultInjector
-from surefoot_operator.cli.local.progress import RunEvent, RunProgress
+from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.platforms.local.local_nodes import LocalNodes
 from surefoot_operator.platforms.local.node_process import last_log_line
 from surefoot_operator.platforms.local.run_folder import MemoryServerRecord, NodeRecord
@@ -118,19 +119,18 @@ class Supervisor:
         self._operator_restarts = self._last_restart_step = 0
         self._next_measure_seconds = self._disk_check_seconds = 0.0
         self._is_disk_full = False
-        self._is_checkpoint_lost = self._nodes_up = False
+        self._is_checkpoint_lost = False
 
     def run(self) -> None:
         """Runs until the job is complete or failed.
 
         Raises RunError if it cannot continue, KeyboardInterrupt once a stop is requested.
         """
-        # Start all processes and wait for the nodes; a node that cannot start ends the run.
+        # Start all processes and wait for the nodes; one that cannot start ends the run, one that is killed does not.
         self._machine.start_operator()
         for name in self._context.nodes:
             self._machine.start_node(name)
         self._wait_for_nodes()
-        self._nodes_up = True
         # Supervise until the operator reports the end of the job, then let its workers exit by themselves.
         while self._progress.status.phase not in ("Complete", "Failed"):
             self.tick()
@@ -215,7 +215,11 @@ class Supervisor:
         self._is_checkpoint_lost = is_lost
 
     def _wait_for_nodes(self) -> None:
-        """Waits until the memory servers of all nodes run. Raises RunError if a node fails or takes too long."""
+        """Waits until the memory servers of all nodes run, except of those that are killed first.
+
+        Raises:
+            RunError: A node cannot start, takes too long, or none is left.
+        """
         deadline = time.monotonic() + _NODES_UP_SECONDS
         starting_nodes = set(self._context.nodes)
         while starting_nodes:
@@ -227,8 +231,11 @@ class Supervisor:
                 log_path = self._machine.folder.logs_folder / f"{name}.log"
                 if record is not None and record.message:
                     raise RunError(f"{name} failed to start: {record.message}")
-                if self._machine.node_exit_code(name) is not None:
+                exit_code = self._machine.node_exit_code(name)
+                if exit_code is not None and exit_code >= 0:
                     raise RunError(f"{name} exited during its start: {last_log_line(log_path)} (log: {log_path})")
+                if exit_code is not None:
+                    starting_nodes.discard(name)  # killed: a fault as any other, which `check_nodes` reports
             if time.monotonic() > deadline:
                 raise RunError(f"{', '.join(sorted(starting_nodes))} did not start within {_NODES_UP_SECONDS:g} s")
 
@@ -273,13 +280,13 @@ class Supervisor:
         Raises:
             RunError: No node is left and none will return.
         """
-        if not self._nodes_up or self._progress.status.phase in ("Complete", "Failed"):
+        if self._progress.status.phase in ("Complete", "Failed"):
             return
         for name, exit_code in self._machine.collect_unexpected_exits().items():
             log_path = self._machine.folder.logs_folder / f"{name}.log"
-            self._report(
-                f"{name} ended unasked with code {exit_code}: {last_log_line(log_path)} (log: {log_path})", True
-            )
+            last_line = last_log_line(log_path)
+            reason = f": {last_line}" if last_line else ""  # a node that is killed writes nothing
+            self._report(f"{name} ended unasked with code {exit_code}{reason} (log: {log_path})", True)
         if not self.faults.any_returns and not self._machine.has_nodes():
             raise RunError("no node is left and none returns: nothing can train; the lines above show how each ended")
 

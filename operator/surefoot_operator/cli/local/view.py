@@ -6,11 +6,13 @@ could become such a parent. `RunSnapshot` is pure; `RunView` reads the run folde
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -31,7 +33,13 @@ from surefoot_operator.platforms.local.platform import read_all_worker_files
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0
+_STEP_LINE_SECONDS = 10.0
+"""Time between two plain lines that differ only in their numbers while steps are made; without steps six times as long."""
+_IDLE_SECONDS = 5.0
+"""Time without a finished step after which the operator's own reason is shown."""
 _BAR_WIDTH = 60
+RANK_0 = "rank 0"
+"""Shows only the output of rank 0."""
 _RATE_SECONDS = 15.0
 _LONG_SECONDS = 2.0
 """A phase shorter than this is shown without its duration."""
@@ -65,6 +73,8 @@ class RunSnapshot:
     checkpoint_seconds: float = 0.0
     """Seconds since the newest complete checkpoint was first observed."""
     rows: tuple[Row, ...] = ()
+    is_training: bool = True
+    """Whether a step was finished a moment ago."""
 
     def headline(self) -> str:
         """Renders job, generation, step, rate, loss and checkpoint in one line."""
@@ -77,6 +87,7 @@ class RunSnapshot:
         parts = (
             self.name,
             self.status.phase,
+            self.reason(),
             "no generation yet"
             if membership is None
             else f"generation {membership.generation}  {membership.world_size} ranks",
@@ -91,15 +102,18 @@ class RunSnapshot:
         )
         return "  ".join(filter(None, parts))
 
+    def reason(self) -> str:
+        """Returns the operator's reason for which no rank trains; empty while the job makes steps or has ended."""
+        is_silent = self.status.phase in ("Complete", "Failed") or (self.status.phase == "Running" and self.is_training)
+        return "" if is_silent or not self.status.message else f"({self.status.message})"
+
     def waits(self) -> str:
-        """Explains why no steps are made; empty while the job makes steps."""
+        """Lists what each worker does that has not finished a step; empty if there is none."""
         workers_by_phase: dict[str, list[str]] = {}
         for row in self.rows:
             if row.doing:
                 workers_by_phase.setdefault(row.doing, []).append(row.worker)
-        phases = [f"{', '.join(workers)} {doing}" for doing, workers in workers_by_phase.items()]
-        message = "" if self.status.phase in ("Running", "Complete", "Failed") else self.status.message
-        return "; ".join(filter(None, (message, *phases)))
+        return "; ".join(f"{', '.join(workers)} {doing}" for doing, workers in workers_by_phase.items())
 
 
 def draw(snapshot: RunSnapshot) -> Group:
@@ -133,19 +147,23 @@ def draw(snapshot: RunSnapshot) -> Group:
 class RunView:
     """Displays one run; a context manager that restores the terminal at its end."""
 
-    def __init__(self, context: RunContext, is_plain: bool) -> None:
+    def __init__(self, context: RunContext, is_plain: bool, logs: str = RANK_0) -> None:
+        """Creates the view. `logs`: whose output is shown: RANK_0, "all" or "none"."""
         self._context = context
+        self._logs = TrainerOutput(context.machine.folder.logs_folder, logs)
+        self._last_step: tuple[int, float] = (0, time.monotonic())
         self._console = Console()
         is_live = sys.stdout.isatty() and not is_plain
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
         self._rate = ProgressRate()
         self._checkpoint: tuple[Checkpoint | None, float] = (None, 0.0)
         self._next_seconds = 0.0
-        self._line = ""
+        self._line_key, self._line_seconds, self._line_step = "", 0.0, 0
 
     def show(self) -> None:
         """Draws the current state of the run, unless it was drawn a moment ago."""
         now = time.monotonic()
+        self._show_output()
         if now < self._next_seconds:
             return
         self._next_seconds = now + (_LINE_SECONDS if self._live is None else _DRAW_SECONDS)
@@ -154,9 +172,20 @@ class RunView:
             self._live.update(draw(snapshot), refresh=True)
             return
         line = "; ".join(filter(None, (snapshot.headline(), snapshot.waits())))
-        if line != self._line:
-            self._line = line
+        # A line whose words are those of the last one only counts on; in a file a hundred of them hide the others.
+        key = re.sub(r"[\d.]+(e-?\d+)?", "", line)
+        wait_seconds = _STEP_LINE_SECONDS if snapshot.step != self._line_step else 6 * _STEP_LINE_SECONDS
+        if key != self._line_key or now >= self._line_seconds + wait_seconds:
+            self._line_key, self._line_seconds, self._line_step = key, now, snapshot.step
             say(f"{clock()} {line}")
+
+    def _show_output(self) -> None:
+        membership = self._context.progress.status.membership
+        for line in self._logs.new_lines(membership.generation if membership is not None else 0):
+            if self._live is None:
+                say(line)
+            else:
+                self._console.print(Text(escape_control_characters(line)), soft_wrap=True)
 
     def tell(self, sentence: str, warning: bool) -> None:
         """Prints one sentence above the live table, or as a line of its own."""
@@ -175,6 +204,7 @@ class RunView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._show_output()
         if self._live is not None:
             self._live.stop()
 
@@ -184,6 +214,8 @@ class RunView:
         status, membership = progress.status, progress.status.membership
         if status.last_complete != self._checkpoint[0]:
             self._checkpoint = (status.last_complete, now)
+        if progress.finished_step != self._last_step[0]:
+            self._last_step = (progress.finished_step, now)
         rows = tuple(self._rows(membership))
         newest_line = max((line for row in rows for line in row.lines), key=lambda line: line.step, default=None)
         return RunSnapshot(
@@ -197,6 +229,7 @@ class RunView:
             newest_line.loss if newest_line is not None else None,
             now - self._checkpoint[1],
             rows,
+            is_training=now - self._last_step[1] < _IDLE_SECONDS,
         )
 
     def _rows(self, membership: Membership | None) -> Iterator[Row]:
@@ -225,6 +258,64 @@ class RunView:
         if node in machine.cordoned_nodes:
             return "drained" if node in machine.drained_nodes else "cordoned"
         return "up" if machine.read_node_record(node) is not None else "down"
+
+
+# ---- output of trainers ----------------------------------------------------------------------------------------------
+
+_OUTPUT_SECONDS = 0.2
+_MAX_OUTPUT_BYTES = 32 << 10
+"""Bytes of one log that are shown at each read. The rest stays in the file, whose name is then printed."""
+
+
+@dataclass(slots=True)
+class TrainerOutput:
+    """Reads the output of the current generation's trainers from their log files."""
+
+    logs_folder: Path
+    ranks: str
+    """RANK_0, "all" or "none"."""
+    _offsets: dict[Path, int] = field(default_factory=dict)
+    _next_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        # of a run that is continued, only new output is shown
+        self._offsets = {path: path.stat().st_size for path in self.logs_folder.glob("worker-*/epoch-*/rank-*.log")}
+
+    def new_lines(self, generation: int) -> list[str]:
+        """Returns the lines printed since the last call, each with its rank; at most a few hundred."""
+        now = time.monotonic()
+        if self.ranks == "none" or now < self._next_seconds:
+            return []
+        self._next_seconds = now + _OUTPUT_SECONDS
+        pattern = "rank-0.log" if self.ranks == RANK_0 else "rank-*.log"
+        # The last lines of a trainer that ended are read although the next generation has been claimed by then.
+        self._offsets = {path: at for path, at in self._offsets.items() if _generation_of(path) >= generation - 1}
+        lines = []
+        for path in sorted({*self.logs_folder.glob(f"worker-*/epoch-{generation}/{pattern}"), *self._offsets}):
+            lines += [f"[rank {path.stem.removeprefix('rank-')}] {line}" for line in self._read(path)]
+        return lines
+
+    def _read(self, path: Path) -> list[str]:
+        offset = self._offsets.setdefault(path, 0)
+        try:
+            with open(path, "rb") as file:
+                size = file.seek(0, 2)
+                if size < offset:  # the agent deleted the older part of a log that was too long
+                    offset = size
+                file.seek(offset)
+                content = file.read(_MAX_OUTPUT_BYTES)
+        except OSError:
+            return []
+        content = content[: content.rfind(b"\n") + 1] if len(content) < _MAX_OUTPUT_BYTES else content
+        is_cut = size - offset > _MAX_OUTPUT_BYTES
+        self._offsets[path] = size if is_cut else offset + len(content)
+        # a progress bar rewrites its line: show its last text
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in content.decode(errors="replace").split("\n")[:-1]]
+        return [*lines, f"… more than is shown here: {path}"] if is_cut else lines
+
+
+def _generation_of(log: Path) -> int:
+    return int(log.parent.name.removeprefix("epoch-"))
 
 
 @dataclass(slots=True)

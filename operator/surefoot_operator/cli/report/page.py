@@ -18,12 +18,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from surefoot.protocol.text import escape_control_characters, format_bytes, join_names, shorten
 from surefoot_operator.api.status import SaveInterval
-from surefoot_operator.cli.jobs.describe import describe_tiers, persistent_contents
+from surefoot_operator.api.time_spent import CATEGORIES
+from surefoot_operator.cli.jobs.describe import describe_tiers
+from surefoot_operator.cli.jobs.list_jobs import persistent_contents
 from surefoot_operator.cli.local.run_report import Comparison
 from surefoot_operator.cli.report import charts
 from surefoot_operator.cli.report.charts import BarPart, Chart, ChartMark, Curve, XBand
 from surefoot_operator.cli.report.report_data import IncidentFacts, ReportFacts, StallFacts
-from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 MAX_TEXT_CHARACTERS = 2000
 """Limit of each text from a program; the stacks of a hang would fill a page."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints.completeness import Lineage
 from surefoot_operator.api.status import CheckpointLatency, Incident, JobStatus, LatencyQuantiles
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.cli.jobs.describe import worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView
 from surefoot_operator.cli.local import run_report
@@ -26,7 +27,6 @@ from surefoot_operator.cli.local.progress import (
 )
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.charts import Point, select_finite
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 # ---- report facts ----------------------------------------------------------------------------------------------------
 

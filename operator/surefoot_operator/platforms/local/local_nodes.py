@@ -210,8 +210,12 @@ class LocalNodes:
         self._lock_descriptor: int | None = None
         """Descriptor of the lock on the run folder; None: it is not locked."""
 
-    def lock_run_folder(self) -> None:
+    def lock_run_folder(self, keeps_files: bool = False) -> None:
         """Locks the run folder, ends the processes of a former run in it, and removes its files.
+
+        Args:
+            keeps_files: Keep the status, checkpoints and logs of a former run, to continue it; remove only its sockets,
+                injected faults and cordons.
 
         Raises:
             PlatformError: The folder has other files, or another run uses it.
@@ -232,7 +236,7 @@ class LocalNodes:
                 f"another run uses {folder.root}: wait for its end, or choose another folder with --run-folder"
             ) from None
         _end_former_run(folder)
-        for path in folder.list_own_entries():
+        for path in folder.list_passing_entries() if keeps_files else folder.list_own_entries():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         folder.create_folders()
         become_subreaper()

@@ -146,6 +146,11 @@ class RunFolder:
         own_paths = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
         return [path for path in own_paths if path.exists()] + self.list_sockets()
 
+    def list_passing_entries(self) -> list[Path]:
+        """Lists the existing files and folders that concern only the processes of one run, not its state."""
+        faults = [self.faults_folder] if self.faults_folder.exists() else []
+        return [*faults, *self.nodes_folder.glob(self.cordon_file("*").name), *self.list_sockets()]
+
     def list_sockets(self) -> list[Path]:
         """Lists the sockets of agents and memory servers; killed processes do not remove theirs."""
         return sorted(self.root.glob("*.sock"))

@@ -265,6 +265,9 @@ RECONNECT_WAIT_SECONDS = 5.0
 STARTING_WAIT_SECONDS = 30.0
 """How long a first (or resumed) generation waits for workers that are starting, before it starts with fewer."""
 
+COUNTED_NODES_WAIT_SECONDS = 600.0
+"""The same where the platform counts its nodes, as `surefoot local` does: a worker that lives there is certain to come."""
+
 UNSCHEDULED_WAIT_SECONDS = 5.0
 """The same for workers without a node."""
 
@@ -592,7 +595,11 @@ def _arrival_deadline(facts: MembershipNodeFacts, ready: set[WorkerId]) -> float
             continue
         workers = live_workers.get(index, ())
         if any(w.node is not None for w in workers):
-            deadline = max(deadline, facts.membership.changed_seconds + STARTING_WAIT_SECONDS)
+            # a worker that is warm and has no rank is on an unhealthy node: its replacement may never come
+            sessions = [facts.sessions.get(worker_id(w)) for w in workers]
+            is_certain = facts.free_nodes is not None and not any(s is not None and s.warm for s in sessions)
+            wait_seconds = COUNTED_NODES_WAIT_SECONDS if is_certain else STARTING_WAIT_SECONDS
+            deadline = max(deadline, facts.membership.changed_seconds + wait_seconds)
         elif facts.free_nodes is None or facts.free_nodes > 0 or not workers:
             created = max((w.created_seconds for w in workers), default=facts.membership.changed_seconds)
             deadline = max(deadline, created + UNSCHEDULED_WAIT_SECONDS)

@@ -7,10 +7,10 @@ from one category to another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
+from surefoot_operator.api.time_spent import DIGITS, add_seconds
 from surefoot_operator.policy.core.facts import (
     MembershipFacts,
     has_stepped,
@@ -19,13 +19,6 @@ from surefoot_operator.policy.core.facts import (
 )
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.membership.lifecycle import completion_of
-
-CATEGORIES = tuple(
-    f.name.removesuffix("_seconds") for f in fields(TimeSpent) if f.name not in ("category", "since_seconds")
-)
-
-DIGITS = 6
-"""Digits to which seconds are rounded, so that a status read back from JSON equals the one that was written."""
 
 
 def update_time_spent(facts: MembershipFacts, status: JobStatus) -> TimeSpent:
@@ -37,33 +30,17 @@ def update_time_spent(facts: MembershipFacts, status: JobStatus) -> TimeSpent:
     costed = _newly_costed(old_incidents, status.incidents)
     if category == account.category and costed is None:
         return account
-    spent = _add_seconds(account, None, account.category, facts.now - account.since_seconds)
+    spent = add_seconds(account, None, account.category, facts.now - account.since_seconds)
     # the time between the last step and the detection of the failure was no training
     if account.category == "training" and _newly_opened(old_incidents, status.incidents):
         idle_seconds = min(facts.now - account.since_seconds, _idle_seconds(facts))
-        spent = _add_seconds(spent, "training", "detecting", idle_seconds)
+        spent = add_seconds(spent, "training", "detecting", idle_seconds)
     # steps that the failure took back will be computed again: their average duration leaves training
     if costed is not None:
         steps = max(1, costed.last_step)
         recomputed_seconds = spent.training_seconds * min(costed.steps_lost or 0, steps) / steps
-        spent = _add_seconds(spent, "training", "recomputed", recomputed_seconds)
+        spent = add_seconds(spent, "training", "recomputed", recomputed_seconds)
     return replace(spent, category=category, since_seconds=facts.now)
-
-
-def seconds_spent(spent: TimeSpent, now: float) -> dict[str, float]:
-    """Returns the seconds of each category as of now, the open category included."""
-    if spent.category:
-        spent = _add_seconds(spent, None, spent.category, now - spent.since_seconds)
-    return {name: getattr(spent, f"{name}_seconds") for name in CATEGORIES}
-
-
-def goodput(seconds: Mapping[str, float]) -> float | None:
-    """Returns the ratio of training that counts to all time except suspension; None at the start.
-
-    Suspension does not count, because a user asked for it.
-    """
-    counted_seconds = sum(seconds.values()) - seconds["suspended"]
-    return seconds["training"] / counted_seconds if counted_seconds > 0 else None
 
 
 def _opened_account(facts: MembershipFacts, status: JobStatus) -> TimeSpent:
@@ -123,12 +100,3 @@ def _newly_costed(old_incidents: tuple[Incident, ...], new_incidents: tuple[Inci
     if new is None or new.committed_seconds is None or not new.steps_lost:
         return None
     return new if old is None or old.committed_seconds is None else None
-
-
-def _add_seconds(spent: TimeSpent, source: str | None, target: str, seconds: float) -> TimeSpent:
-    """Adds `seconds` to the category `target` and takes them from the category `source`, unless that is None."""
-    amount = round(max(0.0, seconds), DIGITS)
-    changes = {f"{target}_seconds": round(getattr(spent, f"{target}_seconds") + amount, DIGITS)}
-    if source is not None:
-        changes[f"{source}_seconds"] = round(getattr(spent, f"{source}_seconds") - amount, DIGITS)
-    return replace(spent, **changes)

@@ -1,7 +1,7 @@
 """Copies trainers' log files to stdout, each line prefixed with its rank.
 
-It runs in its own thread, so that a blocked reader of stdout delays nothing else. The rate is limited; the files stay
-complete whatever happens to the agent.
+It runs in its own thread, so that a blocked reader of stdout delays nothing else. The rate is limited, and so is the size
+of each file: a trainer that prints in a loop must not fill the disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LogRateLimit:
             return None
         text = (
             f"{self._lines} lines ({self._bytes} bytes) are not shown here: the trainers of this worker print more than "
-            f"{self.rate / 1024:.0f} KiB a second; their log files are complete"
+            f"{self.rate / 1024:.0f} KiB a second; their log files have more"
         )
         self._lines = self._bytes = 0
         self._reported_seconds = now
@@ -80,6 +80,11 @@ _LINE_BYTES = 16 << 10
 """Longest line that is shown whole; a longer one is split."""
 _BEHIND_BYTES = 32 << 20
 """Unread bytes of a file above which the reader skips to the newest lines."""
+
+MAX_FILE_BYTES = 64 << 20
+"""Size of a log file above which its older part is deleted."""
+KEPT_BYTES = 8 << 20
+"""Bytes at the end of such a file that stay."""
 
 _MAX_FINISHED = 64
 """Number of finished files that are remembered for their tails; no worker has more ranks."""
@@ -190,6 +195,8 @@ class LogForwarder:
                 lines.append(entry.rest[:_LINE_BYTES])
                 entry.rest = entry.rest[_LINE_BYTES:]
             self._show_admitted(entry, lines)
+            if size > MAX_FILE_BYTES:
+                entry.offset, entry.rest = _delete_older_part(entry.path), b""
             return len(data)
         return 0
 
@@ -215,6 +222,21 @@ class LogForwarder:
             for text in lines:
                 self.out.write(f"{prefix}{text}\n")
             self.out.flush()
+
+
+def _delete_older_part(path: Path) -> int:
+    """Shortens a log file to its newest lines; returns its new size.
+
+    The trainer appends (O_APPEND), so it continues at the new end. Lines that it writes in this moment may be lost.
+    """
+    with path.open("r+b") as file:
+        old_bytes = file.seek(-KEPT_BYTES, 2) + KEPT_BYTES
+        kept = file.read(KEPT_BYTES).partition(b"\n")[2]
+        file.truncate(0)
+        file.seek(0)
+        notice = f"[surefoot] {old_bytes - len(kept)} older bytes were deleted: this log had more than {MAX_FILE_BYTES} bytes\n"
+        file.write(notice.encode() + kept)
+        return file.tell()
 
 
 def _last_lines(path: Path) -> list[str]:

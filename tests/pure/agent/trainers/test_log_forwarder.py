@@ -6,9 +6,11 @@ import io
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.agent.trainers import log_forwarder
 from surefoot.agent.trainers.log_forwarder import LogForwarder, LogRateLimit
 
 
@@ -51,6 +53,23 @@ def test_a_failed_rank_s_last_lines_are_shown_only_if_something_was_left_out(tmp
         forwarder.close(30.0)
         assert isinstance(forwarder.out, io.StringIO)
         assert forwarder.out.getvalue().count("[rank 3] the error") == 1
+
+
+def test_a_file_that_becomes_too_long_keeps_its_newest_lines_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_forwarder, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(log_forwarder, "KEPT_BYTES", 1_000)
+    path = tmp_path / "log"
+    with open(path, "ab", buffering=0) as trainer:
+        trainer.write(b"".join(b"line %d\n" % number for number in range(2_000)))
+        lines = forwarded(LogForwarder(io.StringIO()), path)
+        trainer.write(b"goes on\n")
+    first, *kept = path.read_text().splitlines()
+    assert first.startswith("[surefoot] ")
+    assert path.stat().st_size < 2_000
+    assert kept[-2:] == ["line 1999", "goes on"]
+    assert [line for line in lines if "] line" in line] == [f"[rank 0] line {number}" for number in range(2_000)]
 
 
 def test_a_line_without_end_is_shown_in_pieces(tmp_path: Path) -> None:

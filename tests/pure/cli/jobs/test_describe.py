@@ -27,24 +27,27 @@ from surefoot_operator.api.status import (
 )
 from surefoot_operator.cli.jobs.describe import (
     JobDescription,
-    JobSummary,
+    TimelinePhase,
     describe_job,
     description_lines,
-    format_at_risk,
-    format_newest_checkpoint,
-    format_progress,
-    format_seconds,
     incident_line,
-    job_lines,
     node_lines,
     node_rows,
-    summarize,
     timeline_lines,
     timeline_of,
     worker_state,
 )
+from surefoot_operator.cli.jobs.list_jobs import (
+    JobSummary,
+    format_at_risk,
+    format_newest_checkpoint,
+    format_progress,
+    format_seconds,
+    job_lines,
+    summarize,
+)
 from surefoot_operator.cli.jobs.read_jobs import JobProgress, JobView, pace_of, stored_job
-from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.job_snapshot import ObservedNode
 
 # ---- describe job ----------------------------------------------------------------------------------------------------
@@ -444,6 +447,8 @@ def test_everything_is_in_order_and_an_incident_has_its_phases() -> None:
         "5.750 s  first new step, restored from memory, 3 steps lost",
     ]
     assert lines[-1].endswith("end: Complete: every trainer finished")
+    # for a script the same phases are numbers with names, not lines of text
+    assert found[1].phases[1] == TimelinePhase("claimed", 0.25, "new generation claimed")
 
 
 def test_incidents_can_be_had_without_events() -> None:

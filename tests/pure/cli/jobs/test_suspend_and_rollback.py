@@ -19,7 +19,7 @@ from surefoot_operator.cli.cluster_access import ClusterConnection, ClusterReque
 from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.jobs import suspend_and_rollback
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, stored_job
-from surefoot_operator.cli.jobs.suspend_and_rollback import describe_state, rolled_back, suspend_patch
+from surefoot_operator.cli.jobs.suspend_and_rollback import describe_state, forked_manifest, suspend_patch
 from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 # ---- suspend job -----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def stored(checkpoint: dict[str, Any] | None = None, step: int = 100, **metadata
 
 def test_the_new_job_goes_on_from_the_step_and_keeps_the_rest() -> None:
     kept = {"team": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}", "surefoot.dev/accept-loss": "3"}
-    made = rolled_back(stored(labels={"x": "y"}, annotations=kept, resourceVersion="9"), 40)
+    made = forked_manifest(stored(labels={"x": "y"}, annotations=kept, resourceVersion="9"), 40)
     job = parse_job(yaml.safe_load(yaml.safe_dump(made)))
     assert (job.name, job.spec.suspend, job.spec.replicas) == ("gpt-from-40", False, 3)
     assert job.spec.checkpoint.restore_from == RestoreFrom(uid="uid-1", step=40)
@@ -162,7 +162,7 @@ def test_the_new_job_goes_on_from_the_step_and_keeps_the_rest() -> None:
 def test_the_old_document_is_left_as_it_was() -> None:
     found = stored()
     before = repr(found.document)
-    rolled_back(found, 40)
+    forked_manifest(found, 40)
     assert repr(found.document) == before
 
 
@@ -171,7 +171,7 @@ def test_the_old_document_is_left_as_it_was() -> None:
     [("gpt-from-40", 20, "gpt-from-20"), ("a" * 52, 1234567, "a" * 39 + "-from-1234567")],
 )
 def test_names_stay_within_their_bound(name: str, step: int, made: str) -> None:
-    assert rolled_back(stored(step=step, name=name), step)["metadata"]["name"] == made
+    assert forked_manifest(stored(step=step, name=name), step)["metadata"]["name"] == made
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_names_stay_within_their_bound(name: str, step: int, made: str) -> None:
 )
 def test_what_cannot_be_gone_back_to_is_refused(found: StoredJob, step: int, name: str | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        rolled_back(found, step, name)
+        forked_manifest(found, step, name)

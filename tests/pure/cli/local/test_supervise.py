@@ -43,7 +43,6 @@ def _over_nodes(tmp_path: Path, ends: dict[str, int], left: bool) -> tuple[super
     progress = SimpleNamespace(status=SimpleNamespace(phase="Pending"))
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("node-0",), job=None)
     supervisor = supervise.Supervisor(scene, (), lambda: None, lambda text, _: told.append(text), StopRequest())
-    supervisor._nodes_up = True
     return supervisor, told
 
 
@@ -52,6 +51,24 @@ def test_a_node_that_no_fault_ended_is_told_with_its_last_words(tmp_path: Path) 
     supervisor.check_nodes()
     assert len(told) == 1
     assert told[0].startswith("node-0 ended unasked with code 1: OSError: [Errno 28] No space left on device (log: ")
+
+
+def test_a_node_that_is_killed_in_its_first_second_is_a_fault_as_any_other(tmp_path: Path) -> None:
+    """One that cannot start, though, ends the run: the next would fail in the same way."""
+    exit_codes: dict[str, int | None] = {"node-0": None, "node-1": -9}
+    record = SimpleNamespace(servers=(1,), message="")
+    machine = SimpleNamespace(
+        folder=SimpleNamespace(logs_folder=tmp_path),
+        read_node_record=lambda name: record if exit_codes[name] is None else None,
+        node_exit_code=exit_codes.__getitem__,
+    )
+    scene: Any = SimpleNamespace(progress=None, machine=machine, nodes=("node-0", "node-1"), job=None)
+    supervisor = supervise.Supervisor(scene, (), lambda: None, lambda *_: None, StopRequest())
+    supervisor.tick = lambda: None  # type: ignore[method-assign]
+    supervisor._wait_for_nodes()
+    exit_codes["node-1"] = 1
+    with pytest.raises(RunError, match="node-1 exited during its start"):
+        supervisor._wait_for_nodes()
 
 
 def test_a_run_without_a_node_that_is_left_or_returns_ends(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,8 +15,18 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import TOTAL_STEPS
 from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.local import view
 from surefoot_operator.cli.local.progress import LedgerEntry
-from surefoot_operator.cli.local.view import ProgressRate, Row, RunSnapshot, draw, newest_of, phase_of
+from surefoot_operator.cli.local.view import (
+    RANK_0,
+    ProgressRate,
+    Row,
+    RunSnapshot,
+    TrainerOutput,
+    draw,
+    newest_of,
+    phase_of,
+)
 from surefoot_operator.cli.run_local import _total_steps
 
 WORLD = Membership(2, "Committed", world_size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
@@ -81,8 +93,70 @@ def test_what_it_waits_for_is_said_once_for_all_that_wait_alike() -> None:
         Row("node-2", "up"),
     )
     waiting = RunSnapshot("gpt", JobStatus(phase="Pending", message="waiting for workers"), 0, 160, rows=rows)
-    assert waiting.waits() == "waiting for workers; worker-0-1, worker-1-1 warming up"
+    assert waiting.waits() == "worker-0-1, worker-1-1 warming up"
+    assert waiting.headline().startswith("gpt  Pending  (waiting for workers)  ")
     assert RUNNING.waits() == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "training", "shown"),
+    [("Running", True, False), ("Running", False, True), ("Recovering", True, True), ("Complete", False, False)],
+)
+def test_whenever_no_rank_trains_the_headline_has_the_operator_s_own_reason(
+    phase: Any, training: bool, shown: bool
+) -> None:
+    """Also of a job that is Running while its last checkpoint is uploaded for an hour."""
+    status = replace(RUNNING.status, phase=phase, message="the last checkpoint is on its way")
+    headline = replace(RUNNING, status=status, is_training=training).headline()
+    assert ("the last checkpoint is on its way" in headline) == shown
+
+
+def _print(folder: Path, worker: int, generation: int, rank: int, text: str) -> Path:
+    log = folder / f"worker-{worker}-1" / f"epoch-{generation}" / f"rank-{rank}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", newline="") as file:
+        file.write(text)
+    return log
+
+
+def test_the_output_of_rank_0_is_shown_once_also_when_it_moves_to_another_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "_OUTPUT_SECONDS", 0.0)
+    _print(tmp_path, 0, 1, 0, "of a run before\n")
+    output = TrainerOutput(tmp_path, RANK_0)
+    _print(tmp_path, 0, 1, 0, "one\ntwo\r50%\rtwo: 100%\nhalf a l")
+    _print(tmp_path, 1, 1, 1, "another rank\n")
+    assert output.new_lines(1) == ["[rank 0] one", "[rank 0] two: 100%"]
+    _print(tmp_path, 0, 1, 0, "ine\n")
+    _print(tmp_path, 1, 2, 0, "elsewhere\n")
+    assert output.new_lines(2) == ["[rank 0] half a line", "[rank 0] elsewhere"]
+    assert output.new_lines(2) == []
+    assert TrainerOutput(tmp_path, "none").new_lines(2) == []
+
+
+def test_all_output_is_that_of_all_ranks(tmp_path: Path) -> None:
+    output = TrainerOutput(tmp_path, "all")
+    for rank in (0, 1):
+        _print(tmp_path, rank, 1, rank, "hello\n")
+    assert output.new_lines(1) == ["[rank 0] hello", "[rank 1] hello"]
+
+
+def test_a_trainer_that_prints_without_end_does_not_bury_the_rest_and_its_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "_OUTPUT_SECONDS", 0.0)
+    output = TrainerOutput(tmp_path, RANK_0)
+    log = _print(tmp_path, 0, 1, 0, "x" * 99 + "\n")
+    output.new_lines(1)
+    _print(tmp_path, 0, 1, 0, ("x" * 99 + "\n") * 10_000)
+    *lines, last = output.new_lines(1)
+    assert len(lines) < 400
+    assert str(log) in last
+    log.write_text("[surefoot] older bytes were deleted\n")  # by its agent, as it had become too long
+    assert output.new_lines(1) == []
+    _print(tmp_path, 0, 1, 0, "on\n")
+    assert output.new_lines(1) == ["[rank 0] on"]
 
 
 def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:

@@ -18,12 +18,12 @@ from support.stored import view_of_snapshot
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.text import escape_control_characters
 from surefoot_operator.api.status import CheckpointLatency, DataProgress, Incident, LatencyQuantiles
+from surefoot_operator.api.time_spent import CATEGORIES
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
-from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.cli.local.run_event import RunEvent
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.page import MAX_TEXT_CHARACTERS, duration, render_page, write_value
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
-from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 ONE_EPOCH = (LineageEntry(1, None, 1),)
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>]]>&lt;"

@@ -18,8 +18,8 @@ from surefoot.protocol.messages import IntervalExponent
 from surefoot.save_schedule import MAX_EXPONENT as TRAINERS_HIGHEST
 from surefoot.save_schedule import SaveSchedule
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import Incident, JobStatus, SaveInterval
-from surefoot_operator.job_snapshot import MIN_STEPS, JobSnapshot
+from surefoot_operator.api.status import MIN_STEPS, Incident, JobStatus, SaveInterval
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.failure_rate import Risk, estimate_risk
 from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance

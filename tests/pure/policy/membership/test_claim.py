@@ -20,6 +20,7 @@ from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Pl
 from surefoot_operator.policy.core.facts import build_facts
 from surefoot_operator.policy.failure.unhealthy_nodes import UNHEALTHY_SECONDS
 from surefoot_operator.policy.membership.claim import (
+    COUNTED_NODES_WAIT_SECONDS,
     REPLACEMENT_WAIT_SECONDS,
     STARTING_WAIT_SECONDS,
     release_backoff_seconds,
@@ -60,6 +61,19 @@ def chosen(seen: JobSnapshot) -> tuple[int, ...]:
 def test_a_world_that_is_possible_without_it_waits_for_another_and_then_begins_without() -> None:
     assert chosen(fresh(3, 1, least=2)) == ()
     assert chosen(fresh(3, 1, least=2, now=BEGAN + STARTING_WAIT_SECONDS + 1)) == (0, 2)
+
+
+@pytest.mark.parametrize(("free", "waits"), [(0, True), (None, False)], ids=["surefoot local", "a cluster"])
+def test_where_nodes_are_counted_a_first_world_waits_for_every_worker_that_lives(free: int | None, waits: bool) -> None:
+    """A laptop imports torch for a minute; a fault that strikes a node without a rank shows nothing."""
+    seen = fresh(3, least=1, free=free, now=BEGAN + STARTING_WAIT_SECONDS + 1)
+    slow = replace(seen.sessions[2], warm=False)
+    starting = replace(seen, sessions=(*seen.sessions[:2], slow))
+    assert chosen(starting) == (() if waits else (0, 1))
+    now = BEGAN + COUNTED_NODES_WAIT_SECONDS + 1
+    sessions = tuple(replace(one, last_message_seconds=now) for one in starting.sessions)
+    later = replace(starting, now_seconds=now, sessions=sessions)
+    assert chosen(later) == (0, 1), "no job is kept from starting"
 
 
 def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is() -> None:

@@ -10,8 +10,8 @@ from support.builders import BEGAN, job, running, with_session
 from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
 from surefoot_operator.api.status_json import status_from_json, status_to_json
+from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 TRAINING = TimeSpent("training", BEGAN, starting_seconds=5.0)
 
