@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -20,10 +20,18 @@ from surefoot.checkpointer import restoring, usage_checks
 from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
+from surefoot.checkpointer.plain_values import PlainValues
 from surefoot.checkpointer.replica_check import ReplicaCheck, ReplicaPolicy
 from surefoot.checkpointer.restoring import ShareReads
 from surefoot.checkpointer.saving import ChangeWatch, Saver, StepSaves
-from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announce_pause, plain_number
+from surefoot.checkpointer.step_reports import (
+    InjectedFaults,
+    LossCheck,
+    StepNumberCheck,
+    StepReports,
+    announce_pause,
+    plain_number,
+)
 from surefoot.checkpointer.training_watch import TrainingWatch
 from surefoot.checkpointer.usage_checks import (
     Stateful,
@@ -145,6 +153,7 @@ class Checkpointer:
         seed: what random generators are derived from in a world of another size.
         replicas: which ranks hold the same plain tensors as this one, where that is not every rank (pipeline stages,
             experts): a process group, a device mesh or ranks, or such by pattern of names.
+        values: a dict of plain values and generators, saved at each step; restore() updates it.
         replica_check: what tensors do that ranks save together and that differ: `refuse` the first step, `warn`, or `off`.
         folder: where checkpoints go without an agent, a path or URI; `job_uid` is the job's name below it.
         interval_steps: steps from save to save without an agent, and `keep` how many checkpoints stay.
@@ -162,6 +171,7 @@ class Checkpointer:
         reset_on_resize: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
+        values: MutableMapping[str, Any] | None = None,
         replica_check: ReplicaPolicy = "refuse",
         folder: str | None = None,
         interval_steps: int | None = None,
@@ -172,9 +182,12 @@ class Checkpointer:
         **objects: Stateful | None,
     ) -> None:
         named = stateful_objects(objects, _OPTIONS)
+        if values is not None:
+            named["values"] = PlainValues(values)
         if not named:
             raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
         reject_shuffle_buffers(named, reset_on_resize)
+        usage_checks.reject_below_one(interval_steps=interval_steps, keep=keep)
         options = LibraryOptions(folder, interval_steps, keep, job_uid)
         self._connected = connect_backend(options, link)
         self._backend = self._connected.backend
@@ -193,6 +206,7 @@ class Checkpointer:
         self._guard = StateGuard(named, _weak_call(self._before_batch))
         self._step = 0
         self._losses = LossCheck(self._backend)
+        self._step_numbers = StepNumberCheck()
         self._saves = StepSaves(self._saver, self._backend, self._guard)
         self._changes = ChangeWatch(self._program, self._backend)
         self._training = TrainingWatch(named, self._backend)
@@ -268,6 +282,7 @@ class Checkpointer:
             StateNotRestorable: an object's state could be saved and not restored.
         """
         self._reject_when_closed("step")
+        self._step_numbers.check(loss)
         self._thread = threading.get_ident()
         if not self._restored and not self._stepped:
             usage_checks.require_restored(self._backend.attached.parent)

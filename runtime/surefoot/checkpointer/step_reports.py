@@ -197,12 +197,32 @@ def plain_number(value: Any) -> float | None:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
         raise ConfigurationError(
             f"step() was given a {kind}{shape} as the loss: give the number, or tensor of one element, that backward() was"
             " called on, as step(loss)"
-        ) from error
+        ) from None
+
+
+class StepNumberCheck:
+    """Recognizes a step number that is given as the loss, as other libraries' `step(step)` takes it."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def check(self, loss: Any) -> None:
+        """Compares an integer with the one of the step before.
+
+        Raises:
+            ConfigurationError: It is the next number.
+        """
+        last, self._last = self._last, loss if isinstance(loss, int) and not isinstance(loss, bool) else None
+        if last is not None and self._last == last + 1:
+            raise ConfigurationError(
+                f"step({loss}) was called after step({last}): it takes the loss, not the number of the step, which it counts and"
+                " returns itself. Call step(loss), or step() without one"
+            )
 
 
 # ---- step reports ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from surefoot.checkpointer.plain_values import SavedGenerator, is_generator
 from surefoot.data.data_source import buffered_rows
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.identities import Checkpoint
@@ -130,6 +131,13 @@ def check_pause_arguments(what: str, at_most_seconds: float | None) -> None:
         raise ConfigurationError("pause() takes a word for what is done, and seconds above zero or none")
 
 
+def reject_below_one(**options: int | None) -> None:
+    """Raises ConfigurationError for a number of steps or checkpoints that is below 1."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name}={value}: it must be at least 1, or left out for the default")
+
+
 # ---- objects that are named to the checkpointer ----------------------------------------------------------------------
 # Validates and unwraps the objects that are named to a Checkpointer.
 
@@ -157,8 +165,25 @@ def stateful_objects(objects: Mapping[str, Any], options: Iterable[str]) -> dict
         close = get_close_matches(name, options, n=1, cutoff=0.75)
         if close and not hasattr(subject, "state_dict"):
             raise ConfigurationError(f"Checkpointer has no option {name!r}: did you mean {close[0]}?")
-        found[name] = _unwrap(name, subject)
+        found[name] = SavedGenerator(subject) if is_generator(subject) else _unwrap(name, subject)
+        if isinstance(subject, torch.nn.Module):
+            _reject_unsuitable(name, subject)
     return found
+
+
+def _reject_unsuitable(name: str, module: torch.nn.Module) -> None:
+    """Raises ConfigurationError for a module whose tensors do not exist yet, or are not Python's to reach."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigurationError(
+            f"{name} is a scripted module: give Checkpointer the module that was scripted, which has the same tensors, as"
+            f" {name}=module, next to scripted = torch.jit.script(module)"
+        )
+    lazy = next((n for n, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)), None)
+    if lazy is not None:
+        raise ConfigurationError(
+            f"{name}'s parameter {lazy} has no shape yet, as that of a lazy module before its first batch: call the model on one"
+            " batch, then build the optimizer and the Checkpointer"
+        )
 
 
 def _unwrap(name: str, subject: Any) -> Any:
@@ -292,7 +317,7 @@ class StateGuard:
         Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
         theirs.
         """
-        count_epochs = getattr(self._loaders.get("loader"), "epochs", None)
+        count_epochs = getattr(self._loaders.get("loader"), "consumed_epochs", None)
         if callable(count_epochs) and now >= self._reckon_at:
             self._epochs = min(count_epochs(), default=None)
             self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)

@@ -8,6 +8,7 @@ or was given; an uncertain one is refused there, before there is progress to los
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from surefoot.errors import ConfigurationError, StateMismatch
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 BeforeBatch = Callable[[bool], None]
 """Called before a batch is fetched; True: a new iterator asks for its first one."""
@@ -76,6 +78,11 @@ class Consumption:
         """Batches handed out in all, also those that were handed out again."""
         self.source: Any = None
         """The data set of the loader; None: not known."""
+        self.source_digest: str | None = None
+        """Digest of some of its samples; None: not known."""
+        self.is_epoch_read = True
+        """Whether the script asked for the epoch since the state was restored in a later one than the first."""
+        self._restored_epoch = 0
         self.is_state_taken = False
         """Whether the script saves the loader's state by itself."""
         _consumptions.add(self)
@@ -126,10 +133,27 @@ class Consumption:
         self._takers.clear()
         self._next = self._reported = self.consumed = 0
 
-    def restored(self) -> None:
-        """Resets as `forget` does, and ends the iterators made before."""
+    def restored(self, epoch: int = 0) -> None:
+        """Resets all counts, and ends the iterators made before.
+
+        Args:
+            epoch: In which a loader with `by_epoch` continues.
+        """
         self._newest += 1
+        self.is_epoch_read, self._restored_epoch = epoch == 0, epoch
         self.reset_counts()
+
+    def report_plain_range(self) -> None:
+        """Reports once that a loop over epochs may count them from 0 after a restore."""
+        if self.is_epoch_read:
+            return
+        self.is_epoch_read = True
+        _log.warning(
+            "training continues in epoch %d, counted from 0, and the script has not asked for loader.epoch: a loop over range(epochs)"
+            " would train %d epochs too many. Write: for epoch in loader.epochs(epochs)",
+            self._restored_epoch,
+            self._restored_epoch,
+        )
 
     def counted(self, found: Iterator[T]) -> Iterator[T]:
         """Counts each of the newest iterator's batches as handed out.
@@ -160,6 +184,7 @@ class Consumption:
         last batch handed out: a script that makes an iterator for each batch would else get the same batch every time.
         """
         self.announce_request(is_first=True)
+        self.report_plain_range()
         self._newest += 1
         ended, self._over = self._over, False
         # one that ran dry left nothing fetched ahead: what was taken is as certain as with one iterator

@@ -94,12 +94,29 @@ class Batch:
     last: bool = False
     """Whether it is the last one of its epoch; of a stream always False."""
 
+    def __iter__(self) -> Iterator[Any]:
+        """Unpacks `data`: `for inputs, targets in loader`.
+
+        Raises:
+            ConfigurationError: this rank's share needs a weight, which an unpacked batch would lose.
+            TypeError: `data` is no tuple or list.
+        """
+        if self.weight != 1.0:
+            raise ConfigurationError(
+                f"a batch of weight {self.weight:g} was unpacked: ranks have uneven shares, and the mean is exact only as loss *"
+                " batch.weight. Write for batch in loader: inputs, targets = batch.data; or give a global batch that the number"
+                " of ranks divides"
+            )
+        if not isinstance(self.data, tuple | list):
+            raise TypeError(f"a batch of a {type(self.data).__name__} cannot be unpacked: use batch.data")
+        return iter(self.data)
+
 
 class ElasticLoader:
     """`ElasticLoader` serves batches of a map-style dataset in the elastic order.
 
     `for batch in loader` continues at `position` and is endless; with `by_epoch` an iterator ends with its pass over
-    the samples: `for epoch in range(loader.epoch, epochs): for batch in loader`. A batch is always whole: the last one
+    the samples: `for epoch in loader.epochs(count): for batch in loader`. A batch is always whole: the last one
     of an epoch is filled up with the first samples of the next.
 
     Given to a `Checkpointer`, a batch counts as consumed at the `step()` behind it: one batch a step, unless
@@ -233,9 +250,22 @@ class ElasticLoader:
         """Whether the last step consumed its epoch's last batch, with `by_epoch`."""
         return self.sampler.step_ends_epoch
 
-    def epochs(self) -> list[float]:
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs from the current one up to `count`.
+
+        A restarted script so trains each epoch once; `range(90)` would begin at 0 again.
+
+        Args:
+            count: epochs of the whole run.
+
+        Raises:
+            ConfigurationError: the loader is endless, without `by_epoch`.
+        """
+        return self.sampler.epochs(count)
+
+    def consumed_epochs(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
-        return self.sampler.epochs()
+        return self.sampler.consumed_epochs()
 
     def commit(self, batches: int = 1) -> None:
         """Counts the next `batches` handed out as trained on.
@@ -277,8 +307,12 @@ class ElasticLoader:
         self.sampler.skip_steps(steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last consumed batch, seed and size."""
+        """Returns the position after the last consumed batch, seed, sizes and a digest of some samples."""
         return self.sampler.state_dict()
+
+    def describe_differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Called by Checkpointer: describes how the batches differ from those of a state that can be loaded."""
+        return self.sampler.describe_differences(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues after the batch that was consumed last.
@@ -287,7 +321,7 @@ class ElasticLoader:
 
         Raises:
             StateMismatch: seed, number of samples or the batch sampler's lists are not those of the state, so the order
-                is another. What the samples contain is not compared.
+                is another.
         """
         self.sampler.load_state_dict(state)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from torch.utils.data import Sampler
 
 from surefoot.data.consumed_batches import BeforeBatch, Consumption
+from surefoot.data.sample_digest import sample_digest
 from surefoot.data.sample_order import rank_range, samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
@@ -50,6 +51,30 @@ def checked_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if not 0 <= rank < world:
         raise ConfigurationError(f"rank {rank} of {world}: a rank is from 0 to world − 1")
     return rank, world
+
+
+def remaining_epochs(source: ElasticSampler | BatchSequence, count: int) -> Iterator[int]:
+    """Yields a source's epochs from the current one up to `count`.
+
+    Raises:
+        ConfigurationError: Its iterators do not end.
+    """
+    if not source.by_epoch:
+        raise ConfigurationError(
+            "epochs() needs by_epoch=True: without it an iterator is endless, and never ends an epoch"
+        )
+    return iter(range(source.epoch, count))
+
+
+def describe_other_samples(consumption: Consumption, state: Mapping[str, Any]) -> list[str]:
+    """Describes a data set whose samples are not those of the checkpoint, as far as both were digested."""
+    saved, current = state.get("samples"), consumption.source_digest
+    if not saved or not current or saved == current:
+        return []
+    return [
+        f"the loader's data set has as many samples as in the checkpoint, and other ones: it continues at sample"
+        f" {state['position']}. Train on the data that the run began with, or begin another run (folder=, or job_uid=)"
+    ]
 
 
 # ---- sampler ---------------------------------------------------------------------------------------------------------
@@ -157,7 +182,7 @@ class ElasticSampler(Sampler[list[int]]):
         """
         if not self.by_epoch:
             raise TypeError("it is endless, and has no len(): by_epoch=True ends each iterator with its epoch")
-        behind = (self.position - self.epoch * self.size) // self.global_batch
+        behind = self.position % self.size // self.global_batch
         return behind + self._batches_left_in_epoch(self.position)
 
     @property
@@ -174,6 +199,7 @@ class ElasticSampler(Sampler[list[int]]):
 
         It is the pass in which the first batch not yet consumed begins.
         """
+        self._consumption.is_epoch_read = True
         return self.position // self.size
 
     @property
@@ -181,7 +207,15 @@ class ElasticSampler(Sampler[list[int]]):
         """The number of batches handed out so far, repeated ones included."""
         return self._consumption.batches_yielded
 
-    def epochs(self) -> list[float]:
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs from the current one up to `count`.
+
+        Raises:
+            ConfigurationError: Iterators are endless without `by_epoch`.
+        """
+        return remaining_epochs(self, count)
+
+    def consumed_epochs(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
         return [self.position / self.size]
 
@@ -215,20 +249,32 @@ class ElasticSampler(Sampler[list[int]]):
     def mark_source(self, dataset: Any) -> None:
         """Called by ElasticLoader: names the data set, by which loaders are compared."""
         self._consumption.source = None if isinstance(dataset, int) else dataset
+        self._consumption.source_digest = None if isinstance(dataset, int) else sample_digest(dataset)
 
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position after the last consumed batch, seed and size."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position after the last consumed batch, seed and size, and a digest of some samples."""
         self._consumption.is_state_taken = True
-        return {"position": self.position, "seed": self.seed, "size": self.size}
+        state = {"position": self.position, "seed": self.seed, "size": self.size}
+        return state | {"global_batch_size": self.global_batch, "samples": self._consumption.source_digest}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def describe_differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Called by Checkpointer: describes how the batches differ from those of a state that can be loaded."""
+        differences = describe_other_samples(self._consumption, state)
+        saved_size = state.get("global_batch_size", self.global_batch)
+        if saved_size != self.global_batch:
+            differences.append(
+                f"the loader's global batch has {self.global_batch} samples and had {saved_size} in the checkpoint: it continues"
+                f" at sample {state['position']}, and a step now counts other samples (learning rate, schedules, steps per epoch)"
+            )
+        return differences if self.rank == 0 else []
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues after the batch that was consumed last.
 
         Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
 
         Raises:
-            StateMismatch: seed or number of samples are not those of the state, so the order is another. What the
-                samples contain is not compared.
+            StateMismatch: seed or number of samples are not those of the state, so the order is another.
         """
         if "batches" in state:
             raise StateMismatch("the loader has no batch_sampler, and had one in the checkpoint: samples would be lost")
@@ -239,7 +285,7 @@ class ElasticSampler(Sampler[list[int]]):
                     f" repeated; build the loader as before, or start anew"
                 )
         self._loaded_position = int(state["position"])
-        self._consumption.restored()
+        self._consumption.restored(self._loaded_position // self.size if self.by_epoch else 0)
 
     # ---- what Checkpointer and ElasticLoader call ------------------------------------------------------------------
 
@@ -311,7 +357,7 @@ class ElasticSampler(Sampler[list[int]]):
         return (position + self.global_batch) // self.size > position // self.size
 
     def _batches_left_in_epoch(self, position: int) -> int:
-        """Returns how many batches begin at `position` or behind it in the same pass."""
+        """Returns how many batches begin at `position` or after it in the same pass."""
         return -(-(self.size - position % self.size) // self.global_batch)
 
     def _index_batches(self, position: int) -> Iterator[list[int]]:
@@ -429,6 +475,7 @@ class BatchSequence:
     @property
     def epoch(self) -> int:
         """The epoch of the first list not yet consumed."""
+        self._consumption.is_epoch_read = True
         return self._epoch_at(self.position).number
 
     @property
@@ -436,7 +483,11 @@ class BatchSequence:
         """The number of batches handed out so far, repeated ones included."""
         return self._consumption.batches_yielded
 
-    def epochs(self) -> list[float]:
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the numbers of the epochs from the current one up to `count`."""
+        return remaining_epochs(self, count)
+
+    def consumed_epochs(self) -> list[float]:
         """Returns the epochs consumed so far, as one fraction."""
         epoch = self._epoch_at(self.position)
         return [epoch.number + (self.position - epoch.start) / len(epoch.samples)]
@@ -496,7 +547,7 @@ class BatchSequence:
 
     def mark_source(self, dataset: Any) -> None:
         """Called by ElasticLoader: names the data set, by which loaders are compared."""
-        self._consumption.source = dataset
+        self._consumption.source, self._consumption.source_digest = dataset, sample_digest(dataset)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns epoch, next list, and a digest of that epoch's lists."""
@@ -509,10 +560,15 @@ class BatchSequence:
             "epoch": epoch.number,
             "batch": epoch.list_at(position),
             "batches": epoch.digest,
+            "samples": self._consumption.source_digest,
         }
 
+    def describe_differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Called by Checkpointer: describes how the samples differ from those of a state that can be loaded."""
+        return describe_other_samples(self._consumption, state) if self.rank == 0 else []
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues behind the list that was consumed last.
+        """Continues after the list that was consumed last.
 
         Raises:
             StateMismatch: the sampler gives that epoch other lists, or the state has none.
@@ -530,7 +586,7 @@ class BatchSequence:
         position, done = int(state["position"]), int(state["batch"])
         self._epochs = [epoch._replace(start=position - (epoch.bounds(done)[0]))]
         self._first, self._positions = 0, [position]
-        self._consumption.restored()
+        self._consumption.restored(epoch.number if self.by_epoch else 0)
 
     def skip_steps(self, steps: int) -> None:
         """Leaves out the lists of so many steps, behind a restore."""

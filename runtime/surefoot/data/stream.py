@@ -296,7 +296,7 @@ class ElasticStream:
             if lane % self.shape.slots in self._slots
         )
 
-    def epochs(self) -> list[float]:
+    def consumed_epochs(self) -> list[float]:
         """Returns each source's passes completed by this rank's lanes, as fractions.
 
         Empty on a rank that has no lane.

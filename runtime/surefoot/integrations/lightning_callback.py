@@ -57,6 +57,7 @@ class SurefootCallback(Checkpoint):
         if self._checkpointer.restore():
             trainer._checkpoint_connector._loaded_checkpoint = {}  # else ckpt_path's optimizers are restored later
             _finish_epoch(trainer.fit_loop.epoch_loop.batch_progress.current, self._loader)
+            _ = getattr(self._loader, "epoch", 0)  # Lightning counts epochs itself, and restores the count
         self._step, self._step_loss = trainer.global_step, 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

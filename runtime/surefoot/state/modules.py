@@ -52,6 +52,9 @@ from surefoot.state.tensor_locations import (
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names that torch.compile, activation checkpointing and FSDP1 put into a module's path."""
 
+_DATA_PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+"""Wrappers whose only child is the model, under the name `module`."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerParameter:
@@ -80,7 +83,7 @@ def iter_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
             return
         visited_ids.add(id(current))
         yield ".".join(path), current
-        is_ddp = isinstance(current, torch.nn.parallel.DistributedDataParallel)
+        is_ddp = isinstance(current, _DATA_PARALLEL)
         for name, child in current.named_children():
             is_wrapper = name in _WRAPPINGS or (is_ddp and name == "module")
             yield from walk(child, path if is_wrapper else (*path, escaped(name)))
@@ -101,7 +104,7 @@ def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Pa
 def other_names(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     """Yields (other name, saved name) of tied parameters."""
     first_names_by_id = {id(parameter): name for name, parameter in named_parameters(module)}
-    is_ddp = isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    is_ddp = isinstance(module, _DATA_PARALLEL)
     for path, owner in module.named_modules(remove_duplicate=False):
         parent_name = escaped(path.removeprefix("module").removeprefix(".") if is_ddp else path)
         for leaf, parameter in owner._parameters.items():

@@ -19,7 +19,7 @@ import torch
 
 from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.format.layouts import digest
-from surefoot.format.values import TAG, Inner, decode_values, encode_values
+from surefoot.format.values import TAG, Inner, decode_values, encode_values, has_only_scalars
 from surefoot.geometry.sharding import Grid
 from surefoot.state.entries import Entry, SavedTensor, dtype_from_name, dtype_name, is_dtensor
 from surefoot.state.tensor_building import (
@@ -230,6 +230,8 @@ def _inline_tensors(tree: Any, whose: Whose) -> Any:
 
 
 def _inline_children(tree: Any, whose: Whose) -> Any:
+    if has_only_scalars(tree):
+        return type(tree)(tree)
     if isinstance(tree, dict):
         items: Iterator[tuple[Any, Any]] = ((key, _inline_tensors(value, whose)) for key, value in tree.items())
         return dict(items) if type(tree) is dict else _copy_with_items(tree, items)
@@ -263,6 +265,8 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _restore_tensors(tree: Any) -> Any:
+    if has_only_scalars(tree):
+        return tree
     if type(tree) is dict and set(tree) == {_TENSOR}:
         encoded_tensor = tree[_TENSOR]
         if isinstance(encoded_tensor, list):
@@ -301,8 +305,8 @@ class ObjectPart:
         """Checks the object; `state_source` is asked for its state in place of the object itself."""
         if not (callable(getattr(subject, "state_dict", None)) and callable(getattr(subject, "load_state_dict", None))):
             raise ConfigurationError(
-                f"{name} is a {type(subject).__name__} without state_dict and load_state_dict: it cannot be saved."
-                " A loader needs them to go on where it was; surefoot.ElasticLoader has them"
+                f"{name} is a {type(subject).__name__} without state_dict and load_state_dict, so it cannot be saved:"
+                f" {_way_out(name, subject)}"
             )
         self.name, self._subject = name, state_source or subject
         rank, world_size = rank_and_world_size
@@ -369,6 +373,25 @@ class ObjectPart:
     def _facts_of(self, tensor: torch.Tensor) -> Facts | None:
         """Describes a tensor; None for a DTensor, which is only built like the object's own."""
         return None if is_dtensor(tensor) else facts_of(self.name, tensor)
+
+
+def _way_out(name: str, subject: Any) -> str:
+    """Returns how a state can be given that the user meant to give by this object."""
+    if isinstance(subject, torch.nn.Parameter):
+        return f"give it in a list, {name}=torch.nn.ParameterList([parameter])"
+    if isinstance(subject, torch.Tensor):
+        return "register it as a buffer of a module, and give that module"
+    if isinstance(subject, Mapping) and any(isinstance(value, torch.Tensor) for value in subject.values()):
+        return f"it seems to be a state_dict() itself; give the object that it is of, {name}=model"
+    if isinstance(subject, list | tuple) and any(isinstance(item, torch.nn.Module) for item in subject):
+        return f"give each module a name of its own, or {name}=torch.nn.ModuleList(modules)"
+    if isinstance(subject, list | tuple) and any(hasattr(item, "state_dict") for item in subject):
+        return f"give each object a name of its own, {name}1=…, {name}2=…"
+    if hasattr(subject, "__iter__") and not isinstance(subject, Mapping | list | tuple | set | str | bytes):
+        return "a loader needs them to continue where it was; surefoot.ElasticLoader has them"
+    if isinstance(subject, Mapping | list | tuple | int | float | str | bool):
+        return f"give plain values in one dict, values={{{name!r}: …}}, which restore() updates"
+    return f"give an object of a class of yours that has both, and keeps the {type(subject).__name__}"
 
 
 def _has_saved_shape(

@@ -373,6 +373,7 @@ class OptimizerPart:
         self._incoming = IncomingState()
         self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
+        self._as_built = describe_built(self._inner)
         self.refresh(parameters_by_id)
 
     def refresh(self, parameters_by_id: Mapping[int, OptimizerParameter]) -> None:
@@ -463,6 +464,7 @@ class OptimizerPart:
             "loose": loose,
             "more": self._extra_state(),
             **({"numbers": numbers} if (numbers := self._changed_numbers()) else {}),
+            "built": self._as_built,
         }
 
     def fitted(
@@ -474,10 +476,11 @@ class OptimizerPart:
     ) -> tuple[Any, Mapping[str, SavedTensor], list[str]]:
         """Drops the saved state of parameters that may differ and do.
 
-        Those begin without state. Returns values, tensors and a sentence for each.
+        Those begin without state. Returns values, tensors and a sentence for each, and one for options that the saved ones
+        replace. Raises StateMismatch for an optimizer of another class.
         """
         self._convert = fit.convert_dtypes
-        differences: list[str] = []
+        differences = list(describe_replaced_options(self.name, values, self._as_built))
         if fit.strict and not fit.optional:
             return values, saved, differences
         names_with_state = {
@@ -763,9 +766,10 @@ class OptimizerPart:
         flat = declared_ranges(parameter, rank)
         if flat is None:
             raise ConfigurationError(
-                f"{description} of {self.name} belongs to no model given to Checkpointer: give that model too, and build"
-                " the optimizer after sharding it, and again after a model's parameters were replaced; of an optimizer's own"
-                " flat tensors, surefoot.describe_flat says what they hold"
+                f"{description} of {self.name} belongs to no model given to Checkpointer. It has the shape {tuple(parameter.shape)}. Give"
+                " its model too; a parameter of no model is given by a name of its own as torch.nn.ParameterList([parameter])."
+                " Build the optimizer after a model was sharded or its parameters were replaced. For an optimizer's own flat"
+                " tensors call surefoot.describe_flat"
             )
         own_flat = OptimizerParameter(f"flat {len(self._own_flat)}", parameter, flat)
         self._own_flat.append(own_flat)
@@ -807,6 +811,44 @@ def _holds_only_tensors(value: Any) -> bool:
 def _is_inner(value: Any, known: Sequence[torch.Tensor]) -> bool:
     """Returns whether a value of a state_dict is an inner optimizer's: it has tensors, and all of them are known."""
     return bool(marks(extract_tensors(value, "", {}))) and _first_unknown(value, "", known) is None
+
+
+def describe_built(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns an optimizer's class and its options as the program built it, to compare with those of a later program."""
+    options = [{k: v for k, v in group.items() if _is_option(v)} for group in optimizer.param_groups]
+    return {"class": type(optimizer).__name__, "options": options}
+
+
+def _is_option(value: Any) -> bool:
+    return type(value) in _SIMPLE or (type(value) is tuple and all(type(item) in _SIMPLE for item in value))
+
+
+def describe_replaced_options(name: str, values: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a sentence for param groups that the program builds with other options than the program that saved them did.
+
+    Options that change in training, such as a scheduled `lr`, do not matter: both programs are compared as they were built.
+
+    Raises:
+        StateMismatch: The optimizer is of another class.
+    """
+    saved = values.get("built")
+    if saved is None:
+        return  # imported from another format
+    if saved["class"] != built["class"]:
+        raise StateMismatch(
+            f"{name} is {built['class']} here and {saved['class']} in the checkpoint: neither its state nor its options fit."
+            f" Build it as it was saved, or let it begin without state with restore(optional=({name!r},))"
+        )
+    groups = zip(saved["options"], built["options"], values["groups"], strict=False)
+    for index, (before, here, restored) in enumerate(groups):
+        changed = [k for k, value in here.items() if k in before and k in restored and before[k] != value]
+        if changed:
+            group = f" (param group {index})" if len(built["options"]) > 1 else ""
+            options, saved_options = (", ".join(f"{k}={of[k]!r}" for k in changed) for of in (here, before))
+            yield (
+                f"{name}{group} is built with {options} and was built with {saved_options} when this run began: the checkpoint's"
+                " options stay. To change them, set them in param_groups after restore()"
+            )
 
 
 _REMEDY = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"

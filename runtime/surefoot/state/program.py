@@ -307,6 +307,8 @@ class Program:
                     values, part_saved, part_notices = part.fitted(values, part_saved, weights_by_name, fit)
                     notices += part_notices
                 part.prepare(values, part_saved)
+                describe = getattr(getattr(self._inlined.get(part.name), "subject", None), "describe_differences", None)
+                notices += describe(values) if callable(describe) else ()
             except StateMismatch as problem:
                 if isinstance(part, ModulePart) or not fit.may_differ(part.name):
                     self._reject_other_weights(

@@ -55,6 +55,8 @@ def extract_tensors(
     if isinstance(tree, torch.Tensor):
         tensors[path] = tree
         return TensorPlaceholder(path, facts_of(tree))
+    if values.has_only_scalars(tree):
+        return type(tree)(tree)
     return values.map_container(
         tree, lambda key, value: extract_tensors(value, join(path, key), tensors, facts_of, join)
     )
@@ -66,6 +68,8 @@ def insert_tensors(tree: Any, tensor_of: Callable[[str], torch.Tensor], live: An
         return tensor_of(tree.name)
     if isinstance(tree, NamedObject):
         return _resolve_object(tree, live, path)
+    if values.has_only_scalars(tree):
+        return type(tree)(tree)
     return values.map_container(
         tree, lambda key, v: insert_tensors(v, tensor_of, _child_at(live, key), f"{path}/{key}")
     )
@@ -95,7 +99,7 @@ def marks(tree: Any) -> list[TensorPlaceholder]:
     def collect(_: Any, value: Any) -> Any:
         if isinstance(value, TensorPlaceholder):
             placeholders.append(value)
-        else:
+        elif not values.has_only_scalars(value):
             values.map_container(value, collect)
         return None
 
@@ -115,7 +119,7 @@ def has_named_objects(tree: Any) -> bool:
     def collect(_: Any, value: Any) -> Any:
         if isinstance(value, NamedObject):
             named_objects.append(value)
-        elif not isinstance(value, TensorPlaceholder):
+        elif not (isinstance(value, TensorPlaceholder) or values.has_only_scalars(value)):
             values.map_container(value, collect)
         return None
 
@@ -139,6 +143,8 @@ def first_difference(saved: Any, live: Any, path: str = "") -> str | None:
         return None
     if type(saved) is not type(live):
         return f"{path} would come back as {type(saved).__name__}, not {type(live).__name__}"
+    if values.has_only_scalars(saved) and list(map(type, saved)) == list(map(type, live)):
+        return None
     saved_children, live_children = _children_by_key(saved), _children_by_key(live)
     for key in [*live_children, *saved_children]:
         if key not in saved_children or key not in live_children:

@@ -322,8 +322,11 @@ class EntryPlacer:
             yield from self._dtensor_locations(name, tensor, part, attribute)  # type: ignore[arg-type]  # is_dtensor has just said so
             return
         if part.layout != torch.strided or part.is_quantized or part.device.type == "meta":
+            kind = "quantized" if part.is_quantized else f"{str(part.layout).removeprefix('torch.')} {part.device.type}"
             raise ConfigurationError(
-                f"{name} is a {part.layout} tensor on {part.device}: only dense tensors with memory can be saved"
+                f"{name} is a {kind} tensor: only dense tensors with memory can be saved. A buffer that the program builds again by"
+                " itself is left out if it is registered as not persistent (the last argument of register_buffer is False); keep others as dense"
+                " tensors"
             )
         grid = self._replicas.of(owner[0])
         if is_checkpointable_tensor(owner[1]):

@@ -86,7 +86,7 @@ class Loader:
 
     def count_by_step(self) -> None: ...
 
-    def epochs(self) -> list[float]:
+    def consumed_epochs(self) -> list[float]:
         self.asked += 1
         self.clock.now += self.cost
         return [float(self.asked)]

@@ -205,7 +205,7 @@ def test_what_lies_behind_is_let_go_of() -> None:
         for _ in islice(loader, 500):
             if counted:
                 loader.end_step()
-        assert loader.epochs()[0] == pytest.approx(loader.epoch, abs=1)
+        assert loader.consumed_epochs()[0] == pytest.approx(loader.epoch, abs=1)
         assert len(loader.sampler._epochs) <= 2  # type: ignore[union-attr]
         assert len(loader.sampler._positions) < 20  # type: ignore[union-attr]
 
@@ -360,7 +360,7 @@ def test_what_a_step_read_and_how_far_that_is_are_told() -> None:
     for _ in islice(loader, 2):
         pass
     loader.end_step()
-    assert (loader.step_samples, loader.epochs()) == (6, [0.5])
+    assert (loader.step_samples, loader.consumed_epochs()) == (6, [0.5])
 
 
 def test_a_stream_tells_how_far_into_its_shards_it_is() -> None:
@@ -371,9 +371,9 @@ def test_a_stream_tells_how_far_into_its_shards_it_is() -> None:
         next(found)
         stream.end_step()
         assert stream.step_samples == 2
-        assert sum(stream.epochs()) == pytest.approx(2 * step / 12)
+        assert sum(stream.consumed_epochs()) == pytest.approx(2 * step / 12)
     idle = ElasticStream(Numbers((12,)), 2, rank=2, num_replicas=3)
-    assert idle.epochs() == []
+    assert idle.consumed_epochs() == []
 
 
 def worker_of(sample: int) -> tuple[int, int]:
