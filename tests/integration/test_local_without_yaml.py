@@ -15,6 +15,7 @@ import yaml
 
 from support.local_run import Job
 from support.machine_speed import scaled
+from surefoot.protocol.text import format_bytes
 from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
@@ -47,7 +48,7 @@ def test_a_program_runs_without_yaml_shows_its_output_and_says_where_everything_
     assert "[rank 1]" not in done.stdout
     assert done.stdout.splitlines()[-3:] == [
         "logs: surefoot logs --run-folder run, files in run/logs",
-        f"report: report.json, {(tmp_path / 'report.json').stat().st_size / 1000:.1f} kB",
+        f"report: report.json, {format_bytes((tmp_path / 'report.json').stat().st_size)}",
         "checkpoints: none outlive the run; spec.checkpoint.persistent keeps them",
     ]
     report = json.loads((tmp_path / "report.json").read_text())

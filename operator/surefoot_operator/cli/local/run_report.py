@@ -176,7 +176,7 @@ def incident_report(incident: Incident, struck: Sequence[InjectedFault]) -> dict
 def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str | None]:
     """Maps each generation to the source of its state, as recorded by the incident that ended the previous one."""
     sources: dict[int, str | None] = {
-        entry.generation: "older job" for entry in lineage if entry.parent and entry.parent.is_imported
+        entry.generation: "source job" for entry in lineage if entry.parent and entry.parent.is_imported
     }
     generations = [entry.generation for entry in lineage]
     for incident in incidents:
