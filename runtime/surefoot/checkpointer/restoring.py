@@ -362,7 +362,7 @@ def load_weights(
     with _reader(connected, checkpoint) as reader, torch.no_grad():
         differences = program.prepare_weights(saved_tensors(reader, reader.world_size, every=True), fit)
         fill(reader, program.targets())
-        program.convert()
+        program.apply_weights()
     _report_differences(connected.backend, differences)
     return checkpoint.step
 

@@ -28,6 +28,7 @@ from surefoot.state.entries import (
     joined,
     unescaped,
 )
+from surefoot.state.own_state import OWN, own_states, run_load_hooks
 from surefoot.state.tensor_building import (
     BuildLocation,
     Facts,
@@ -250,7 +251,7 @@ class ModulePart:
             owner_name: owner
             for owner_name, owner in iter_modules(self._module)
             if type(owner).get_extra_state is not torch.nn.Module.get_extra_state
-        }
+        } | own_states(self.name, iter_modules(self._module), bool(self._flat))
 
     def _keep_sharded(self, leaf: str, present: torch.nn.Parameter) -> torch.nn.Parameter:
         previous = self.parameters.get(leaf)
@@ -329,6 +330,11 @@ class ModulePart:
             live = owner.get_extra_state()
             owner.set_extra_state(insert_tensors(tree, self._incoming.__getitem__, live, f"{self.name}.{owner_name}"))
         self._incoming = {}
+        self.run_load_hooks()
+
+    def run_load_hooks(self) -> None:
+        """Runs the hooks of `load_state_dict`; none before a load under FSDP1, whose parameters are views of shards."""
+        run_load_hooks(self.name, {} if self._flat else dict(iter_modules(self._module)))
 
     def weights(self) -> Iterator[Entry]:
         """Yields entries of parameters and buffers."""
@@ -386,9 +392,11 @@ class ModulePart:
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
+        states = {name: owner.get_extra_state() for name, owner in self._extras.items()}
         trees = {
-            name: extract_tensors(owner.get_extra_state(), f"{self.name}/~extra/{name}", tensors, self._facts_of)
-            for name, owner in self._extras.items()
+            name: extract_tensors(state, f"{self.name}/~extra/{name}", tensors, self._facts_of)
+            for name, state in states.items()
+            if state or not name.startswith(OWN)
         }
         return trees, tensors
 
@@ -453,6 +461,11 @@ def state_dict_of(tensors: Mapping[str, SavedTensor], values: Mapping[str, Any])
                 {leaf: stand_in(name) for leaf, name in leaves.items() if "/" not in leaf}
             )
             for owner, tree in _extra_values(part_values).items():
+                if owner.startswith(OWN):
+                    path = unescaped(owner.removeprefix(OWN))
+                    added = _assemble(tree, stand_in, tensors)
+                    state_dict.tree[part] |= {f"{path}.{key}" if path else key: value for key, value in added.items()}
+                    continue
                 key = f"{unescaped(owner)}._extra_state" if owner else "_extra_state"
                 state_dict.tree[part][key] = _assemble(tree, stand_in, tensors)
         else:

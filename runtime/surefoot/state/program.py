@@ -341,6 +341,12 @@ class Program:
                 fill_from(entry, buffer)
         self._converted = []
 
+    def apply_weights(self) -> None:
+        """Finishes the restore of the modules' weights alone, after `prepare_weights`."""
+        self.convert()
+        for module in self._modules:
+            module.run_load_hooks()
+
     def _reject_other_weights(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences) -> None:
         """Raises StateMismatch if a tensor of a module prepared so far is not as in the checkpoint."""
         for entry in self._as_saved((p, p.targets()) for p, _ in self._values_by_part if isinstance(p, ModulePart)):
