@@ -48,6 +48,16 @@ from surefoot.state.tensor_locations import (
     grid_of_dtensor,
     is_checkpointable_tensor,
 )
+from surefoot.state.wrapping_optimizers import (
+    first_unknown,
+    is_inner,
+    keeps_optimizers,
+    known_tensors,
+    own_numbers,
+    partitioned,
+    reject_lost_tensors,
+    state_of,
+)
 
 # ---- incoming optimizer state ----------------------------------------------------------------------------------------
 # Builds unfilled optimizer state from the program and the checkpoint. A restore fills it and puts it into the
@@ -294,57 +304,6 @@ _SIMPLE = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def kept_objects(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    """Yields (attribute, object) of the optimizers, schedulers and scalers that an optimizer has in its attributes.
-
-    Lookahead, SAM and their like step another optimizer, whose state is not in theirs.
-    """
-    if _partitioned(optimizer)[1] is not None:
-        return
-    for attribute, value in vars(optimizer).items():
-        if attribute in ("state", "param_groups", "defaults"):
-            continue
-        items = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-        )
-        for name, kept in [(attribute, value), *((f"{attribute}.{key}", item) for key, item in items)]:
-            is_same = isinstance(kept, torch.optim.Optimizer) and _state_of(kept) is _state_of(optimizer)
-            if isinstance(kept, _KEPT) and kept is not optimizer and not is_same:
-                yield name, kept
-
-
-_KEPT = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-
-
-def _state_of(optimizer: torch.optim.Optimizer) -> Any:
-    return getattr(optimizer, "state", None)
-
-
-def _known_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Lists parameters and state tensors of an optimizer and of those that it keeps."""
-    tensors: dict[str, torch.Tensor] = {}
-    for number, state in enumerate((_state_of(optimizer) or {}).values()):
-        extract_tensors(state, str(number), tensors)
-    known = [*tensors.values(), *chain.from_iterable(group["params"] for group in optimizer.param_groups)]
-    for _, kept in kept_objects(optimizer):
-        known += _known_tensors(kept) if isinstance(kept, torch.optim.Optimizer) else []
-    return known
-
-
-def _first_unknown(tree: Any, path: str, known: Sequence[torch.Tensor]) -> str | None:
-    """Returns the path of the first tensor in a tree that is none of the known ones, nor equal to one."""
-    tensors: dict[str, torch.Tensor] = {}
-    extract_tensors(tree, path, tensors)
-    places = {(t.data_ptr(), t.shape) for t in known if type(t) in PLAIN_CLASSES}
-    known_ids = {id(t) for t in known}
-    for name, tensor in tensors.items():
-        if id(tensor) in known_ids or type(tensor) not in PLAIN_CLASSES or (tensor.data_ptr(), tensor.shape) in places:
-            continue
-        if not any(t.shape == tensor.shape and torch.equal(t, tensor.to(t)) for t in known if type(t) in PLAIN_CLASSES):
-            return name
-    return None
-
-
 class OptimizerPart:
     """Saves one optimizer; `parameters_by_id` gives its parameters their names."""
 
@@ -358,14 +317,13 @@ class OptimizerPart:
     ) -> None:
         rank, world_size = rank_and_world_size
         self.name, self._optimizer, self._where, self._replicas = name, optimizer, rank_and_world_size, replicas
-        self._inner, own_ids = _partitioned(optimizer)
-        self._keeps_others = any(isinstance(kept, torch.optim.Optimizer) for _, kept in kept_objects(optimizer))
-        if _state_of(self._inner) is None and not self._keeps_others:
+        self._inner, own_ids = partitioned(optimizer)
+        if state_of(self._inner) is None and not keeps_optimizers(optimizer):
             raise ConfigurationError(
                 f"{name} is a {type(optimizer).__name__} without .state, and no attribute of it is an optimizer: give"
                 " Checkpointer the optimizer that has the state"
             )
-        self._built_numbers = self._numbers()
+        self._built_numbers = own_numbers(optimizer)
         default = Grid.world_size(world_size) if own_ids is None else Grid.alone(rank)
         self._partitioned = own_ids is not None
         self._placer = EntryPlacer(rank, default, replicas if own_ids is None else Replicas(None, rank))
@@ -379,7 +337,7 @@ class OptimizerPart:
     def refresh(self, parameters_by_id: Mapping[int, OptimizerParameter]) -> None:
         """Collects the optimizer's current parameters and drops cached entries."""
         rank, _ = self._where
-        _, own_ids = _partitioned(self._optimizer)
+        _, own_ids = partitioned(self._optimizer)
         self._own_flat: list[OptimizerParameter] = []
         self._last_parameter_ids = self._current_parameter_ids()
         self._named_parameters = [
@@ -430,10 +388,10 @@ class OptimizerPart:
         on_device = any(
             named_parameter.parameter.device.type != "cpu" for named_parameter in self._named_parameters[:1]
         )
-        state_of = self._state
+        states = self._state
         for named_parameter in self._named_parameters:
             parameter = named_parameter.parameter
-            state = state_of.get(parameter)
+            state = states.get(parameter)
             if not state:
                 bare_names += _saved_names_of(named_parameter)
                 continue
@@ -454,6 +412,8 @@ class OptimizerPart:
         loose = {
             k: extract_tensors(v, self._loose_name(k), ignored, self._facts_finder(k)) for k, v in self._loose().items()
         }
+        reject_lost_tensors(self.name, self._optimizer)
+        numbers = {k: v for k, v in own_numbers(self._optimizer).items() if self._built_numbers.get(k) != v}
         return {
             "groups": groups,
             "plain": plain,
@@ -463,7 +423,7 @@ class OptimizerPart:
             "host": sorted(k for k in host_keys if isinstance(k, str)),
             "loose": loose,
             "more": self._extra_state(),
-            **({"numbers": numbers} if (numbers := self._changed_numbers()) else {}),
+            **({"numbers": numbers} if numbers else {}),
             "built": self._as_built,
         }
 
@@ -684,15 +644,15 @@ class OptimizerPart:
         ):
             return {}
         ignored: dict[str, torch.Tensor] = {}
-        state_dict, known = optimizer.state_dict(), _known_tensors(optimizer)
-        if unknown := _first_unknown(state_dict.get("state", {}), "state", known):
+        state_dict, known = optimizer.state_dict(), known_tensors(optimizer)
+        if unknown := first_unknown(state_dict.get("state", {}), "state", known):
             raise StateNotRestorable(
                 f"{unknown} of {self.name} is a tensor that {type(optimizer).__name__}.state_dict() has, and neither"
                 " optimizer.state nor an optimizer in its attributes: keep it in optimizer.state"
             )
         extra_values = {k: v for k, v in state_dict.items() if k not in ("state", "param_groups")}
         # tensors of an inner optimizer are saved under its own name, and so are its groups
-        extra_values = {k: v for k, v in extra_values.items() if not _is_inner(v, known)}
+        extra_values = {k: v for k, v in extra_values.items() if not is_inner(v, known)}
         tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in extra_values.items()}
         if ignored:
             raise StateNotRestorable(
@@ -703,27 +663,8 @@ class OptimizerPart:
 
     @property
     def _state(self) -> Any:
-        state = _state_of(self._inner)
+        state = state_of(self._inner)
         return {} if state is None else state
-
-    def _numbers(self) -> dict[str, Any]:
-        """Returns the plain numbers among a wrapping optimizer's attributes: a Lookahead may count its steps there."""
-        kinds = (int, float, bool)
-        return {k: v for k, v in vars(self._optimizer).items() if type(v) in kinds} if self._keeps_others else {}
-
-    def _changed_numbers(self) -> dict[str, Any]:
-        """Returns the numbers that are not as the program built them; raises StateNotRestorable for lost tensors."""
-        if not self._keeps_others:
-            return {}
-        apart = ("state", "param_groups", "defaults")
-        attributes = {k: v for k, v in vars(self._optimizer).items() if k not in apart and isinstance(v, _CONTAINERS)}
-        attributes = {k: v for k, v in attributes.items() if _holds_only_tensors(v)}
-        if unknown := _first_unknown(attributes, self.name, _known_tensors(self._optimizer)):
-            raise StateNotRestorable(
-                f"{unknown} is a tensor of a {type(self._optimizer).__name__} around another optimizer, and no"
-                " optimizer's state has it: keep it in the state of the parameter that it belongs to"
-            )
-        return {k: v for k, v in self._numbers().items() if self._built_numbers.get(k) != v}
 
     def _describe_current(self, scratch: bool = False) -> BuiltOptimizer:
         groups = self._optimizer.param_groups
@@ -797,22 +738,6 @@ class OptimizerPart:
         return tensors
 
 
-_CONTAINERS = (list, tuple, dict)
-
-
-def _holds_only_tensors(value: Any) -> bool:
-    """Returns whether a container has tensors of more than one element, at any depth, and nothing else."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() > 1
-    children = list(value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else []
-    return bool(children) and all(map(_holds_only_tensors, children))
-
-
-def _is_inner(value: Any, known: Sequence[torch.Tensor]) -> bool:
-    """Returns whether a value of a state_dict is an inner optimizer's: it has tensors, and all of them are known."""
-    return bool(marks(extract_tensors(value, "", {}))) and _first_unknown(value, "", known) is None
-
-
 def describe_built(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Returns an optimizer's class and its options as the program built it, to compare with those of a later program."""
     options = [{k: v for k, v in group.items() if _is_option(v)} for group in optimizer.param_groups]
@@ -852,19 +777,6 @@ def describe_replaced_options(name: str, values: Mapping[str, Any], built: Mappi
 
 
 _REMEDY = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"
-
-
-def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
-    """Returns the optimizer that has the state, and the ids of this rank's parameters (None: all).
-
-    torch's ZeroRedundancyOptimizer gives each rank the state of some parameters.
-    """
-    rank_by_parameter: Any = getattr(optimizer, "_param_to_rank", None)
-    inner = getattr(optimizer, "optim", None)
-    if rank_by_parameter is None or not isinstance(inner, torch.optim.Optimizer):
-        return optimizer, None
-    own_rank = optimizer.rank  # type: ignore[attr-defined]  # ZeroRedundancyOptimizer's
-    return inner, frozenset(id(p) for p, rank in rank_by_parameter.items() if rank == own_rank)
 
 
 def _is_on_every_rank(

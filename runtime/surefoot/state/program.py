@@ -38,8 +38,9 @@ from surefoot.state.objects import (
     value_digest,
     values_blob,
 )
-from surefoot.state.optimizers import OptimizerPart, kept_objects
+from surefoot.state.optimizers import OptimizerPart
 from surefoot.state.tensor_locations import Replicas
+from surefoot.state.wrapping_optimizers import kept_objects
 
 
 class ProgramPart(Protocol):
