@@ -176,6 +176,12 @@ def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL)
         os._exit(1)
 
 
+def initial_environment() -> dict[bytes, bytes]:
+    """Returns the environment that this process was started with, before its interpreter changed it."""
+    variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return {name: value for name, _, value in (variable.partition(b"=") for variable in variables if variable)}
+
+
 def become_subreaper() -> None:
     """Makes this process the parent of its descendants whose parents end; it must then reap them."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:

@@ -87,6 +87,8 @@ class AgentSettings:
     (`logs/worker-INDEX-ATTEMPT/epoch-E/rank-R.log`), step ledgers, and home and cache folders if the image has none."""
     pre_join_check: str = "Disabled"
     """SUREFOOT_PRE_JOIN_CHECK: Disabled, Warn or Enforce, from `healthPolicy.preJoinCheck`."""
+    warm_imports: str = "auto"
+    """SUREFOOT_WARM_IMPORTS: auto or none, from `warmImports`."""
     job_name: str = ""
     """SUREFOOT_JOB_NAME and SUREFOOT_JOB_NAMESPACE: labels of this worker's metrics."""
     job_namespace: str = ""
@@ -153,6 +155,7 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
         else None,
         scratch_folder=environment.get("SUREFOOT_SCRATCH_FOLDER") or _read_text(environment, "SUREFOOT_RUN_FOLDER"),
         pre_join_check=environment.get("SUREFOOT_PRE_JOIN_CHECK", "Disabled"),
+        warm_imports=environment.get("SUREFOOT_WARM_IMPORTS", "auto"),
         job_name=environment.get("SUREFOOT_JOB_NAME", ""),
         job_namespace=environment.get("SUREFOOT_JOB_NAMESPACE", ""),
         coordinator_fallback_url=environment.get("SUREFOOT_COORDINATOR_FALLBACK_URL", ""),

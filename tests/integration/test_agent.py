@@ -347,7 +347,7 @@ async def test_a_dead_zygote_is_started_again(coordinator: FakeCoordinator, star
     await coordinator.launch(1, 0)
     await coordinator.stepping(1, 0)
     (zygote,) = [
-        pid for pid in descendants(agent.pid) if b"launcher.fork_server" in _words(pid) and parent_of(pid) == agent.pid
+        pid for pid in descendants(agent.pid) if b"import fork_server" in _words(pid) and parent_of(pid) == agent.pid
     ]
     os.kill(zygote, signal.SIGKILL)
     assert (await coordinator.until(0, TrainerFailure)).code == -9

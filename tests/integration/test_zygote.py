@@ -187,7 +187,7 @@ async def test_an_exit_handler_that_hangs_in_c_with_the_gil_is_cut_off_too(warm:
     assert code == 1
 
 
-async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Path) -> None:
+async def test_a_module_next_to_the_script_starts_its_thread_in_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     )
@@ -213,7 +213,7 @@ async def test_the_thread_of_an_allocator_that_survives_forks_keeps_nothing_from
     client, _ = await become_warm(LaunchProgram((), script=str(script)), tmp_path)
     try:
         with (tmp_path / "log").open("ab") as output:
-            request = ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+            request = ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, os.getcwd(), output.fileno())
             child = await client.fork_trainer(request)
         assert await asyncio.wait_for(child.exited, 60) == 0
         assert (tmp_path / "log").read_text() == "800000\n"

@@ -541,7 +541,7 @@ class Template:
 
     command: tuple[str, ...]
     """Program and its first arguments. `python` means the interpreter that runs surefoot. Python scripts and modules start
-    from a fork server, whose imports are already done."""
+    from a fork server."""
     args: tuple[str, ...] = ()
     """More arguments, appended to `command`."""
     env: tuple[tuple[str, str], ...] = ()
@@ -577,6 +577,8 @@ class TrainingJobSpec:
     """Warm workers in addition to `replicas`, [each on a node of its own](nodes.md#spares): started, connected, with the
     program's imports done, but without a rank. A spare takes the ranks of a lost worker at once and is then replaced.
     Spares never increase the number of training workers above `replicas`."""
+    warm_imports: Literal["auto", "none"] = "auto"
+    """`none`: start each trainer as a new process, without [imports in advance](python.md#imports-in-advance)."""
     suspend: bool = False
     """If true, the job saves, uploads that checkpoint if it has a persistent tier (for ten minutes at most), stops the
     trainers and deletes the workers, until this is false again. `surefoot local` rejects true."""
@@ -634,6 +636,7 @@ class TrainingJobSpec:
     FIXED_WHILE_RUNNING: ClassVar[tuple[str, ...]] = (
         "template",
         "nprocPerNode",
+        "warmImports",
         "schedulingPolicy",
         "healthPolicy.heartbeatSeconds",
         "checkpoint.memory",

@@ -67,6 +67,8 @@ class WorkerEnvironmentFactory:
             plain["SUREFOOT_COORDINATOR_FALLBACK_URL"] = self.fallback_url
         if health.pre_join_check != "Disabled":
             plain["SUREFOOT_PRE_JOIN_CHECK"] = health.pre_join_check
+        if job.spec.warm_imports != "auto":
+            plain["SUREFOOT_WARM_IMPORTS"] = job.spec.warm_imports
         if authority := self.coordinator_ca():
             plain["SUREFOOT_COORDINATOR_CA"] = authority
         if self.metrics_port is not None:

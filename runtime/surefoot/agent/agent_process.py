@@ -32,7 +32,7 @@ from surefoot.agent.state_machine import next_state
 from surefoot.agent.trainer_handler import StepLedger, TrainerSessionHandler
 from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.supervisor import OrphanReaper, TrainerSupervisor
+from surefoot.agent.trainers.supervisor import OrphanReaper, TrainerSupervisor, common_environment
 from surefoot.errors import SurefootError
 from surefoot.flush.bandwidth import build_bandwidth
 from surefoot.flush.engine import FlushOptions
@@ -126,7 +126,13 @@ class AgentProcess:
         self._bandwidth = build_bandwidth(settings.job)
         flush_options = FlushOptions(rate_limit=self._bandwidth.memory, node=settings.node)
         self.staging = StagingMemory(self.incarnation, settings.job, watcher, flush_options)
-        self._starter = Starter(command, environment, log_folder / "fork_server.log", self._on_warm_changed)
+        self._starter = Starter(
+            command,
+            common_environment(environment),
+            log_folder / "fork_server.log",
+            self._on_warm_changed,
+            warm_imports=settings.warm_imports != "none",
+        )
         self._warm = False
         test_process = NodeTestProcess(settings.host, log_folder, environment)
         self._orphans = OrphanReaper(lambda: self._starter.own_pids() | test_process.own())

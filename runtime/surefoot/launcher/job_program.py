@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -22,12 +23,12 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from surefoot.linux_process import die_with_parent
+from surefoot.linux_process import die_with_parent, initial_environment
 
 # ---- the job's command -----------------------------------------------------------------------------------------------
 # Parses the job's command: a Python program for this interpreter, or anything else. Pure, except that it searches the
@@ -44,6 +45,8 @@ class LaunchProgram:
     arguments: tuple[str, ...]
     script: str | None = None
     module: str | None = None
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The whole command, for `sys.orig_argv`."""
 
 
 def parse_forkable_program(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
@@ -57,9 +60,13 @@ def parse_forkable_program(command: Sequence[str], environment: Mapping[str, str
     while arguments and arguments[0] == "-u":  # a trainer's output is line-buffered anyway
         arguments.pop(0)
     if len(arguments) >= 2 and arguments[0] == "-m":
-        return LaunchProgram(arguments=tuple(arguments[2:]), module=arguments[1])
-    if arguments and not arguments[0].startswith("-") and not os.path.isdir(arguments[0]):
-        return LaunchProgram(arguments=tuple(arguments[1:]), script=arguments[0])
+        return LaunchProgram(arguments=tuple(arguments[2:]), module=arguments[1], command=tuple(command))
+    # a folder or an archive of modules, or bytecode, is not a source file
+    is_source = (
+        bool(arguments) and not arguments[0].endswith((".pyc", ".pyz", ".zip")) and not os.path.isdir(arguments[0])
+    )
+    if is_source and not arguments[0].startswith("-"):
+        return LaunchProgram(arguments=tuple(arguments[1:]), script=arguments[0], command=tuple(command))
     return None
 
 
@@ -97,16 +104,54 @@ _TEARDOWN_SECONDS = 2.0
 """Time after which a failed trainer ends although its exit handlers hang, as in a process group with dead ranks."""
 
 
-def run_program(program: LaunchProgram) -> NoReturn:
-    """Runs the program and ends the process with its exit code."""
+def prepare_program(program: LaunchProgram) -> None:
+    """Gives this process the `__main__`, arguments and `sys.path[0]` that the interpreter gives the program."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=builtins)
+    if program.script is not None:
+        full_path = os.path.abspath(program.script)
+        loader = importlib.machinery.SourceFileLoader("__main__", full_path)
+        main.__dict__.update(__file__=full_path, __cached__=None, __loader__=loader)
+        folder = os.path.dirname(os.path.realpath(full_path))
+    else:
+        folder = os.getcwd()
+    sys.modules["__main__"] = main
+    # "-m" until the module is found: its packages are imported before that
+    sys.argv = [program.script or "-m", *program.arguments]
+    if program.command:
+        sys.orig_argv = list(program.command)
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def prepare_module(name: str) -> None:
+    """Gives `__main__` what `python -m` gives it before the module's first statement; imports the module's packages."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name}")
+    sys.modules["__main__"].__dict__.update(
+        __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
+    )
+    sys.argv[0] = spec.origin or name
+
+
+def run_program(program: LaunchProgram, remaining: Callable[[], types.CodeType] | None = None) -> NoReturn:
+    """Runs the program after `prepare_program` and ends the process with its exit code.
+
+    Args:
+        program: The program to run.
+        remaining: Compiles the rest of a program whose first statements were executed in advance.
+    """
     rank_pid = os.getpid()  # children that the program forks return here as well, and must not report for the rank
     try:
         if program.script is not None:
-            _run_script(program.script, program.arguments)
+            source_code = remaining() if remaining is not None else _script_code(program.script)
+            exec(source_code, sys.modules["__main__"].__dict__)  # as the interpreter runs a script
         else:
-            sys.argv = [program.module or "", *program.arguments]
-            sys.path[0] = os.getcwd()
-            runpy.run_module(program.module or "", run_name="__main__", alter_sys=True)
+            if remaining is not None:
+                _replace_module_code(remaining())
+            # the function that `python -m` calls: the program runs in the existing `__main__`
+            runpy._run_module_as_main(program.module or "")  # type: ignore[attr-defined]
     except SystemExit as end:
         code = end.code
         if code is None or isinstance(code, int):
@@ -132,28 +177,29 @@ def write_report(kind: str, message: str, trace: str) -> None:
     os.replace(f"{path}.new", path)
 
 
-def _run_script(path: str, arguments: tuple[str, ...]) -> None:
+def _script_code(path: str) -> types.CodeType:
     full_path = os.path.abspath(path)
-    module = types.ModuleType("__main__")
-    module.__dict__.update(
-        __file__=full_path,
-        __builtins__=builtins,
-        __cached__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", full_path),
-    )
-    sys.modules["__main__"] = module
-    sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(full_path)
     with open(full_path, "rb") as file:
-        code = compile(file.read(), full_path, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # as the interpreter runs a script
+        return compile(file.read(), full_path, "exec", dont_inherit=True)
+
+
+def _replace_module_code(code: types.CodeType) -> None:
+    """Has runpy run this code as the prepared module, so that its tracebacks are those of any `python -m`."""
+    find_module = runpy._get_module_details  # type: ignore[attr-defined]
+    spec = sys.modules["__main__"].__spec__
+
+    def module_details(*_: object) -> tuple[str, object, types.CodeType]:
+        runpy._get_module_details = find_module  # type: ignore[attr-defined]
+        return spec.name if spec else "", spec, code
+
+    runpy._get_module_details = module_details  # type: ignore[attr-defined]
 
 
 def _report_error(error: BaseException, is_rank_process: bool) -> None:
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     try:
@@ -208,7 +254,8 @@ def exec_under_parent() -> None:
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
     try:
-        os.execvp(command[0], command)  # the death signal survives exec
+        # with the environment as it was: this interpreter may have added the locale's variables to its own
+        os.execvpe(command[0], command, initial_environment())  # the death signal survives exec
     except OSError as error:
         text = f"the job's command {command[0]!r} cannot be started: {error.strerror}"
         write_report("SystemExit", text, "")

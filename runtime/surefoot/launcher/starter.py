@@ -23,6 +23,7 @@ from typing import Any
 from surefoot import metrics
 from surefoot.errors import SurefootError
 from surefoot.launcher.child_process import Child, OwnChild
+from surefoot.launcher.import_observer import FORK_SAFETY
 from surefoot.launcher.job_program import LaunchProgram, parse_forkable_program
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,16 @@ _log = logging.getLogger(__name__)
 
 PACKET_BYTES = 1 << 20
 _FORK_SECONDS = 5.0
+_ALL_IMPORTS = 1_000_000
+
+_SERVER_SOURCE = """import sys
+startup_modules = frozenset(sys.modules)
+folder = [] if sys.flags.safe_path else [sys.path.pop(0)]
+from surefoot.launcher import fork_server
+sys.path[:0] = folder
+fork_server.main(startup_modules)
+"""
+"""Keeps the program's own folder from being searched for the modules that the fork server needs."""
 
 
 class CannotFork(SurefootError):
@@ -62,6 +73,8 @@ class ForkServerClient:
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._start_body: dict[str, Any] = {}
+        self._output = -1
 
     @property
     def pid(self) -> int:
@@ -69,23 +82,51 @@ class ForkServerClient:
         return self._process.pid if self._process is not None else 0
 
     def start(self, program: LaunchProgram | None, environment: Mapping[str, str], output: int) -> None:
-        """Starts the fork server, which then imports in the background."""
+        """Starts the fork server, which then imports in the background.
+
+        Args:
+            program: The program to import for; None: only for a store.
+            environment: The variables that all trainers of this worker share.
+            output: Descriptor of the fork server's log file.
+        """
+        self._output = os.dup(output)
+        self._start_body = {
+            "program": asdict(program or LaunchProgram(())),
+            "environment": dict(environment),
+            "limit": _ALL_IMPORTS,
+        }
+        self._start_process()
+
+    def _start_process(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "surefoot.launcher.fork_server", str(theirs.fileno()), str(os.getpid())],
-                env={**environment, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                [sys.executable, "-c", _SERVER_SOURCE, str(theirs.fileno()), str(os.getpid())],
+                env={**self._start_body["environment"], **FORK_SAFETY},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=self._output,
+                stderr=self._output,
             )
         ours.setblocking(False)
         self._socket = ours
-        ours.send(json.dumps(asdict(program or LaunchProgram(()))).encode())
+        ours.send(json.dumps(self._start_body).encode())
         asyncio.get_running_loop().add_reader(ours, self._read_packets)
+
+    def _start_with_fewer_imports(self, count: int) -> None:
+        """Replaces the server by one that makes the first `count` imports only: no import can be undone."""
+        assert self._process is not None
+        assert self._socket is not None
+        assert count < self._start_body["limit"], "each start makes fewer imports, so that this ends"
+        self._start_body["limit"] = count
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        self._socket.close()
+        self._process.kill()
+        loop.run_in_executor(None, self._process.wait)
+        self._start_process()
 
     async def fork_trainer(self, request: ForkRequest) -> Child:
         """Forks a trainer.
@@ -139,16 +180,30 @@ class ForkServerClient:
             if not packet:
                 self._mark_dead()
                 return
-            self._handle_message(json.loads(packet))
+            message = json.loads(packet)
+            self._handle_message(message)
+            if message["event"] == "not_kept":  # the socket is another one now
+                return
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         match message["event"]:
             case "ready":
                 self.warm = True
-                for failure in message["failed"]:
-                    _log.warning("the fork server cannot import %s; the program itself will raise the error", failure)
-                _log.info("the fork server is warm after %.2f s", message["seconds"])
+                if message["cannot_fork"]:
+                    _log.warning("trainers start without the fork server: %s", message["cannot_fork"])
+                _log.info(
+                    "the fork server is warm after %.2f s, with %d imports of the program%s",
+                    message["seconds"],
+                    message["made_count"],
+                    f"; each trainer continues there: {message['stops_at']}" if message["stops_at"] else "",
+                )
                 self._on_change()
+            case "not_kept":
+                _log.warning(
+                    "an import is not made in advance, so that each trainer makes it and those after it: %s",
+                    message["stops_at"],
+                )
+                self._start_with_fewer_imports(message["made_count"])
             case "forked":
                 # created here and not by the caller, since the next packet may already report its exit
                 self._children[message["pid"]] = Child(message["pid"], self._forget, lambda: not self.dead)
@@ -176,6 +231,7 @@ class ForkServerClient:
         with contextlib.suppress(OSError):
             self._socket.close()
         self._socket = None
+        os.close(self._output)
         self.warm = False
         self.dead = True
         if self._process is not None:
@@ -204,18 +260,25 @@ class Starter:
     """Owns the fork server; `on_warm` is called with whether trainers can be started at once."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log_path: Path, on_warm: Callable[[bool], None]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        on_warm: Callable[[bool], None],
+        warm_imports: bool = True,
     ) -> None:
         self._command = tuple(command)
         self._environment = environment
-        self._program: LaunchProgram | None = parse_forkable_program(command, environment)
+        self._program = parse_forkable_program(command, environment) if warm_imports else None
         self._log_path = log_path
         self._on_warm = on_warm
         self._start_count = 0
         self._fork_server = ForkServerClient(self._on_fork_server_change)
         self._closing = False
         self._cold_children: set[int] = set()
-        if self._program is None:
+        if not warm_imports:
+            _log.info("trainers start without the fork server, as the job's warmImports requests")
+        elif self._program is None:
             _log.info(
                 "%s is not a Python program for this interpreter, so trainers start without the fork server",
                 " ".join(command),

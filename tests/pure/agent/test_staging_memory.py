@@ -31,10 +31,10 @@ from surefoot.agent.staging_memory import (
     with_request,
     with_staged,
 )
-from surefoot.agent.trainers.supervisor import TrainerPlace, trainer_environment
+from surefoot.agent.trainers.supervisor import TrainerPlace, common_environment, trainer_environment
 from surefoot.errors import ConfigurationError, ProtocolError
 from surefoot.ipc.trainer_messages import MAX_FRAME_BYTES, FrameDecoder, add_frame
-from surefoot.launcher.fork_server import top_level_imports
+from surefoot.launcher.import_observer import RANK_VARIABLES
 from surefoot.launcher.job_program import LaunchProgram, parse_forkable_program, with_own_interpreter
 from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -125,18 +125,10 @@ def test_a_frame_of_absurd_length_is_refused() -> None:
         FrameDecoder().add_bytes((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
 
 
-def test_only_unconditional_imports_at_the_top_are_preloaded() -> None:
-    source = """
-from __future__ import annotations
-import a, b.c as d
-from e.f import g, h
-from . import sibling
-if True:
-    import never
-def run():
-    import never
-"""
-    assert top_level_imports(source) == ("a", "b.c", "e.f:g", "e.f:h")
+def test_every_variable_of_a_rank_is_unknown_to_the_fork_server() -> None:
+    base = {"SUREFOOT_TOKEN": "secret", "MINE": "1"}
+    ranks = trainer_environment(base, TrainerPlace(ASSIGN, 1, "[::1]:99", "/run/a.sock", "/run/e.json"))
+    assert ranks.keys() - common_environment(base).keys() == RANK_VARIABLES
 
 
 def test_a_save_is_pending_until_every_rank_is_done_and_saved_once_all_are_written() -> None:

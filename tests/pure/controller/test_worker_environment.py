@@ -49,3 +49,9 @@ def test_agents_try_their_node_only_where_the_job_asks_for_it() -> None:
     for check in ("Warn", "Enforce"):
         asked = job(health_policy=HealthPolicy(pre_join_check=check))
         assert dict(factory(asked, CreateWorker(0, 1)).plain)["SUREFOOT_PRE_JOIN_CHECK"] == check
+
+
+def test_agents_learn_that_a_job_wants_no_imports_in_advance() -> None:
+    factory = WorkerEnvironmentFactory("wss://operator/v1/agents", 1.0, Secrets(b"root"))
+    assert "SUREFOOT_WARM_IMPORTS" not in dict(factory(job(), CreateWorker(0, 1)).plain)
+    assert dict(factory(job(warm_imports="none"), CreateWorker(0, 1)).plain)["SUREFOOT_WARM_IMPORTS"] == "none"

@@ -75,13 +75,19 @@ class TrainerPlace:
     restarts_allowed: int = 0
 
 
-def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
-    """Builds a trainer's environment from the agent's, which has the job's settings and the pod template's variables."""
-    assign = place.assign
-    host, _, port = place.store.rpartition(":")
+def common_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Builds what all trainers share from the agent's environment, which has the job's and the pod template's variables."""
     environment = {name: value for name, value in base.items() if name not in _AGENT_ONLY_VARIABLES}
     # as torchrun does: several ranks with one thread per core each slow each other down; the template may set it
     environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
+    """Builds a trainer's environment: the common one and the variables of its rank (`RANK_VARIABLES`)."""
+    assign = place.assign
+    host, _, port = place.store.rpartition(":")
+    environment = common_environment(base)
     return environment | {
         "RANK": str(assign.first_rank + place.local),
         "LOCAL_RANK": str(place.local),
