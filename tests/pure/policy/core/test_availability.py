@@ -185,7 +185,7 @@ def test_its_node_is_left_and_counts_as_a_restart() -> None:
     seen = replacing(*SLOW)
     status = decided(seen)
     assert (nodes(status), answer(status)) == (["n2"], "its worker is moved to another node")
-    assert [one.counted for one in status.recent_restarts] == [False]
+    assert ([one.count for one in status.recent_restarts], status.restarts_counted) == ([1], 0)
     after = replace(seen, status=status)
     assert evacuation_reason(build_facts(after), "n2") == "rank 2 was slow there"
     again = decided(after)
