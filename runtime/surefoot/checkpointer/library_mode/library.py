@@ -130,6 +130,8 @@ def claim(
     reading = _settled(tier, frozenset(), allowed)
     parent, spared = _chosen(reading, frozenset())
     epoch = answered(tier.location, tier.claim_generation)
+    # at once: a run that this claim overtakes may save now, and names by this heartbeat who overtook it
+    answered(tier.location, lambda: tier.generations.write_heartbeat(epoch, mark.to_text()))
     if epoch > 1 + max((c.generation for c in reading.seen), default=0) and epoch - 1 not in reading.records:
         # claims were there that no listing had shown: another start came first, or the listing was an old one
         reading = _settled(tier, frozenset(), allowed, before=epoch)
@@ -139,7 +141,6 @@ def claim(
     log.warning("%s", start_line(reading.place, step, owner_of(reading.records, parent), writer, hint))
     skipped = passed_over(reading, parent, frozenset())
     answered(tier.location, lambda: write_record(tier, entry, writer, skipped))
-    answered(tier.location, lambda: tier.generations.write_heartbeat(epoch, mark.to_text()))
     return StartDecision((*reading.lineage, entry), spared).to_text()
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from surefoot import Checkpointer, ElasticLoader
-from surefoot.checkpointer.library_mode import run_identity
+from surefoot.checkpointer.library_mode import library, run_identity
+from surefoot.checkpointer.library_mode.epoch_records import write_record
+from surefoot.checkpointer.library_mode.other_writers import WriterWatch
 from surefoot.checkpointer.library_mode.run_identity import (
     GenerationOwner,
     changed_folder_hint,
@@ -22,6 +25,8 @@ from surefoot.checkpointer.library_mode.run_identity import (
     start_line,
 )
 from surefoot.errors import OtherWriter
+from surefoot.tiers import ObjectStoreTier
+from surefoot.tiers.object_store import DirectoryStore
 
 Arguments = Callable[..., None]
 
@@ -148,6 +153,22 @@ def test_a_run_whose_generation_was_overtaken_is_refused_at_its_next_save(
     caplog.clear()
     assert train(tmp_path, 0).status.restored_step == second.status.step
     assert "differ" not in caplog.text
+
+
+def test_an_overtaken_run_learns_who_overtook_it_even_before_that_start_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = ObjectStoreTier(DirectoryStore(tmp_path, create_root=True), "job")
+    library.claim(tier, 1)
+    watch = WriterWatch(1)
+
+    def save_of_the_first_then_write_record(*arguments: Any) -> None:
+        watch.check(tier)
+        write_record(*arguments)
+
+    monkeypatch.setattr(library, "write_record", save_of_the_first_then_write_record)
+    library.claim(tier, 1)
+    assert "last seen at" in watch.refusal
 
 
 def test_a_restart_with_another_environment_is_told_so_and_not_to_end(argv: Arguments) -> None:
