@@ -274,6 +274,8 @@ class _Warm:
     """Text that the imports have printed."""
     position: int
     """Number of the source's statements that were executed."""
+    own_finders: tuple[Any, ...]
+    """Finders that must list their folders again in a trainer."""
 
 
 def _run_request(request: _Request, warm: _Warm) -> NoReturn:
@@ -299,9 +301,21 @@ def _run_request(request: _Request, warm: _Warm) -> NoReturn:
     is_warm = program == warm.program
     if not is_warm:
         prepare_program(program)
-    importlib.invalidate_caches()  # files may have appeared in the program's folders since the imports
+    for finder in warm.own_finders:
+        finder.invalidate_caches()
     os.write(1, warm.output)
     run_program(program, (lambda: _remaining(warm.position)) if is_warm and warm.position else None)
+
+
+def _own_finders() -> tuple[Any, ...]:
+    """Returns the finders of modules in the program's own folders, where files may still appear after the imports.
+
+    They are chosen before the fork and by the text of their paths: torch has a thousand folders.
+    """
+    folders = installed_folders()
+    own_folders = tuple(entry for entry in sys.path if not is_installed(os.path.join(entry, "x"), folders))
+    finders = sys.path_importer_cache.items()
+    return tuple(f for path, f in finders if f and path.startswith(own_folders) and not path.startswith(folders))
 
 
 def _remaining(position: int) -> types.CodeType:
@@ -338,7 +352,7 @@ def main(startup_modules: frozenset[str]) -> NoReturn:
     start_seconds, output = time.monotonic(), _Output()
     with without_collector():
         outcome = import_in_advance(program, observer, start["limit"], startup_modules)
-    output_text = output.read()
+    output_text, finders = output.read(), _own_finders()
     gc.collect()
     gc.freeze()
     server = _ForkServer(connection, program, observer, outcome.cannot_fork)
@@ -346,5 +360,5 @@ def main(startup_modules: frozenset[str]) -> NoReturn:
     if outcome.event == "ready":
         request = server.serve()
         if request is not None:
-            _run_request(request, _Warm(program, observer, output_text, outcome.position))
+            _run_request(request, _Warm(program, observer, output_text, outcome.position, finders))
     os._exit(0)  # exit handlers of imported modules belong to the trainers

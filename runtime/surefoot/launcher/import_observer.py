@@ -338,7 +338,8 @@ class ImportObserver:
                 wanted[name] = self._environment[name]
             else:
                 wanted.pop(name, None)
-        os.environb.clear()
+        for name in list(os.environb):  # clear() reads all names again for each
+            del os.environb[name]
         os.environb.update(wanted)
         for safety_name in FORK_SAFETY.keys() - os.environ.keys():
             os.unsetenv(safety_name)  # the process has it and os.environ does not, so that clear() left it
