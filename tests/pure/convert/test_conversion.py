@@ -242,7 +242,7 @@ def test_the_page_s_commands_end_with_a_valid_job(
 
 
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))
     assert main(["convert", "-f", "-"]) == 0
     assert "spec.replicas: write the number of workers in place of $NUM_NODES" in capsys.readouterr().out
 
