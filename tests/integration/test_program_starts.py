@@ -94,3 +94,18 @@ def test_a_variable_that_the_script_sets_is_seen_by_the_imports_below_it(worksho
     program.installed["p_0.py"] = "import os\nfrom noting import note\nnote(os.environ.get('CACHE'))\n"
     program.local["train.py"] = f"{HEADER}import os\nos.environ['CACHE'] = '/data'\nimport p_0\n{END}"
     assert not difference(workshop, program)
+
+
+@pytest.mark.parametrize("root", ["installed", "local"])
+def test_a_module_that_is_run_by_its_name_has_its_imports_made_too(
+    workshop: Workshop, root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = RandomProgram(command=("-m", "p_run.train"), arguments=("--lr", "0.5"))
+    files = {"p_run/__init__.py": "", "p_run/train.py": f"{HEADER}import p_0\n{END}"}
+    (program.installed if root == "installed" else program.local).update(files)
+    program.installed["p_0.py"] = (
+        "from noting import note\nimport __main__\nnote(__main__.__file__, __main__.__package__)\n"
+    )
+    caplog.set_level(logging.INFO)
+    assert not difference(workshop, program)
+    assert "with 2 imports of the program" in caplog.text

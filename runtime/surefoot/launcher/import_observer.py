@@ -223,7 +223,7 @@ class ImportObserver:
         }
         data = _ObservedVariables({**self._environment, **self._added}, self)
         os.environ._data = os.environb._data = data  # type: ignore[attr-defined]  # no public way sees every read
-        self._argv = sys.argv
+        self.argv = sys.argv  # readable here without notice
         del sys.argv  # its reads then reach the module's __getattr__
         vars(sys)["__getattr__"] = self._read_argv
         self._folder = os.getcwd()
@@ -233,12 +233,16 @@ class ImportObserver:
 
     def stop(self) -> None:
         del vars(sys)["__getattr__"]
-        sys.argv = self._argv
+        sys.argv = self.argv
         data = os.environ._data.items_unobserved()  # type: ignore[attr-defined]
         for name in self._added.keys() - self._written.keys():
             data.pop(name, None)
         self._environment = dict(data)
         os.environ._data = os.environb._data = data  # type: ignore[attr-defined]
+
+    def accept_modules(self) -> None:
+        """Takes the modules that are loaded now for such as the program has at its start."""
+        self._modules = set(sys.modules)
 
     # ---- what imports do
 
@@ -268,7 +272,7 @@ class ImportObserver:
         if name != "argv":
             raise AttributeError(f"module 'sys' has no attribute {name!r}")
         self._note_problem(f"{_reader()[1]} reads sys.argv")
-        return self._argv
+        return self.argv
 
     def _note_problem(self, text: str) -> None:
         self._problem = self._problem or text

@@ -124,15 +124,15 @@ def prepare_program(program: LaunchProgram) -> None:
         sys.path[0] = folder
 
 
-def prepare_module(name: str) -> None:
-    """Gives `__main__` what `python -m` gives it before the module's first statement; imports the module's packages."""
+def prepare_module(name: str, argv: list[str]) -> None:
+    """Gives `__main__` and `argv` what `python -m` gives them before the first statement; imports the module's packages."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ImportError(f"No module named {name}")
     sys.modules["__main__"].__dict__.update(
         __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
     )
-    sys.argv[0] = spec.origin or name
+    argv[0] = spec.origin or name
 
 
 def run_program(program: LaunchProgram, remaining: Callable[[], types.CodeType] | None = None) -> NoReturn:

@@ -221,7 +221,8 @@ def import_program(plan: ImportPlan, observer: ImportObserver, limit: int) -> Wa
     if result.problem or limit <= package_count or len(plan.statements) == package_count:
         return result
     if plan.module is not None:
-        prepare_module(plan.module)
+        prepare_module(plan.module, observer.argv)
+        observer.accept_modules()  # empty packages of the program
     if plan.docstring is not None:
         main["__doc__"] = plan.docstring
     rest = warm_up(plan.statements[package_count:limit], observer, main, plan.module)
