@@ -38,7 +38,7 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
     assert "samples lost 0, repeated 0" in done.said.splitlines()
     assert main(["report", "--run-folder", str(tmp_path / "run"), "--to", str(tmp_path / "run.html")]) == 0
     page = html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))
-    for said in ("the same job without faults", "samples lost", *(one["reason"] for one in report["incidents"])):
+    for said in ("result identical", "samples lost", *(one["reason"] for one in report["incidents"])):
         assert said in page
 
 

@@ -30,6 +30,7 @@ if handler == "before":
 if "LOCAL_RANK" in os.environ:
     torch.distributed.init_process_group("gloo")
 rank = int(os.environ.get("RANK", "0"))
+torch.manual_seed(0)  # ranks begin with equal weights, as under DistributedDataParallel
 model = torch.nn.Linear(4, 1)
 checkpointer = surefoot.Checkpointer(model=model, folder=folder, interval_steps=interval)
 start = checkpointer.restore()
