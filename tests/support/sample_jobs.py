@@ -93,7 +93,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
     if value is ...:
         del at[last]
     else:
-        at[last] = value
+        at[last] = copy.deepcopy(value)
     return body
 
 

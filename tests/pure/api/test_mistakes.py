@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import yaml
@@ -84,7 +85,7 @@ def test_a_job_has_mistakes_if_and_only_if_the_parser_refuses_it(changes: list[t
             if value is ...:
                 del target[last]
             else:
-                target[last] = value
+                target[last] = copy.deepcopy(value)  # a later change may write into it, and REFUSED is everybody's
     try:
         text = yaml.safe_dump(body)
     except yaml.YAMLError:
