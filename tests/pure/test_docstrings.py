@@ -60,7 +60,7 @@ _OPTIONS_OF_OTHERS = frozenset(
 def _public_options() -> set[str]:
     """Lists the parameters of the Python API: its classes, their methods, data sources and integrations."""
     options: set[str] = set()
-    for value in vars(surefoot).values():
+    for value in (getattr(surefoot, name) for name in surefoot.__all__):  # vars() has only what was imported so far
         for call in [value, *vars(value).values()] if inspect.isclass(value) else [value]:
             if inspect.isroutine(call) or inspect.isclass(call):
                 with contextlib.suppress(ValueError, TypeError):
