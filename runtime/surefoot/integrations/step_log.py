@@ -19,6 +19,7 @@ import torch
 from surefoot.checkpointer import Checkpointer
 from surefoot.checkpointer.checkpointer import RankStatus
 from surefoot.checkpointer.step_reports import plain_number
+from surefoot.protocol.text import count_of
 
 
 class StepSink(Protocol):
@@ -94,7 +95,7 @@ def step_events(previous: RankStatus | None, status: RankStatus) -> dict[str, st
     """Describes the events since the previous step, as texts by tag. Pure."""
     texts = {}
     if previous is None:
-        ranks = f"{status.world_size} rank{'s' if status.world_size != 1 else ''}"
+        ranks = count_of(status.world_size, "rank")
         start_text = f"continues from step {status.restored_step}" if status.restored_step else "begins at step 0"
         texts["surefoot/world"] = f"generation {status.generation} with {ranks} {start_text}"
     if status.saved_step > (0 if previous is None else previous.saved_step):

@@ -45,6 +45,11 @@ def shorten(text: str, characters: int = MAX_SHOWN_CHARACTERS) -> str:
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
 
 
+def count_of(count: int, noun: str) -> str:
+    """Returns a count with its noun, as `1 rank` or `3 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def join_names(names: Sequence[object], max_names: int = 8) -> str:
     """Joins the first `most` names with commas and counts the others."""
     text = ", ".join(map(str, names[:max_names]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from surefoot.protocol.text import format_bytes
+from surefoot.protocol.text import count_of, format_bytes
 from surefoot_operator.api.status import CheckpointLatency, Incident, JobStatus, StoredCheckpoints
 from surefoot_operator.api.time_spent import goodput, seconds_spent
 from surefoot_operator.cli.cluster_access import add_cluster
@@ -167,7 +167,7 @@ def format_at_risk(pace: JobProgress) -> str:
     """Renders the steps and the time that a failure now would repeat: `5 steps (2s)`."""
     if pace.exposed_steps is None:
         return UNKNOWN
-    steps = f"{pace.exposed_steps} step{'' if pace.exposed_steps == 1 else 's'}"
+    steps = count_of(pace.exposed_steps, "step")
     return steps if pace.exposed_seconds is None else f"{steps} ({age(pace.exposed_seconds)})"
 
 

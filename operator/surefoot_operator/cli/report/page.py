@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from surefoot.protocol.text import escape_control_characters, format_bytes, join_names, shorten
+from surefoot.protocol.text import count_of, escape_control_characters, format_bytes, join_names, shorten
 from surefoot_operator.api.status import SaveInterval
 from surefoot_operator.api.time_spent import CATEGORIES
 from surefoot_operator.cli.jobs.describe import describe_tiers
@@ -67,7 +67,12 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        amount=format_bytes, clock=clock, duration=duration, listed=join_names, median=statistics.median, ranks=ranks_of
+        amount=format_bytes,
+        clock=clock,
+        duration=duration,
+        listed=join_names,
+        median=statistics.median,
+        count_of=count_of,
     )
     names = (
         loss_chart,
@@ -105,10 +110,6 @@ def write_value(value: Any) -> Any:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def ranks_of(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def clock(seconds: float) -> str:
@@ -312,7 +313,7 @@ def loss_chart(facts: ReportFacts) -> Chart | None:
             *(Curve("discarded", points) for points in loss.discarded),
         ),
         bands=tuple(
-            XBand(begin_step, end_step, f"generation {entry.generation}, {ranks_of(entry.world_size)}")
+            XBand(begin_step, end_step, f"generation {entry.generation}, {count_of(entry.world_size, 'rank')}")
             for entry, begin_step, end_step in zip(
                 facts.lineage, begin_steps, [*begin_steps[1:], last_step], strict=True
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.text import count_of
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
@@ -70,7 +71,7 @@ def decide_restart(facts: JobFacts, failure: Failure, last_step: int) -> Restart
     if not may_be_programs_fault or restarts_without_progress <= max_restarts:
         return decision
     rejection = (
-        f"{failure.reason}; {_count_restarts(restarts_without_progress - 1)} in a row without one new step used up"
+        f"{failure.reason}; {count_of(restarts_without_progress - 1, 'restart')} in a row without one new step used up"
         f" maxNoProgressRestarts ({max_restarts})"
     )
     corroboration_timeout_seconds = facts.spec.health_policy.heartbeat_timeout_seconds + 1.0
@@ -154,16 +155,12 @@ def _describe_exhausted_budget(facts: JobFacts, is_counted: bool) -> str | None:
     """Returns which restart budget is used up; None: none is."""
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
     if is_counted and facts.status.restarts_counted >= limit:
-        return f"{_count_restarts(facts.status.restarts_counted)} used up backoffLimit ({limit})"
+        return f"{count_of(facts.status.restarts_counted, 'restart')} used up backoffLimit ({limit})"
     recent_count = _count_recent_restarts(facts)
     if policy.max_restarts is not None and recent_count >= policy.max_restarts:
         window = f"{policy.eval_period_seconds:g} s"
-        return f"{_count_restarts(recent_count)} within {window} used up maxRestarts ({policy.max_restarts})"
+        return f"{count_of(recent_count, 'restart')} within {window} used up maxRestarts ({policy.max_restarts})"
     return None
-
-
-def _count_restarts(count: int) -> str:
-    return "1 restart" if count == 1 else f"{count} restarts"
 
 
 def _count_recent_restarts(facts: JobFacts) -> int:

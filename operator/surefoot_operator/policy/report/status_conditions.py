@@ -21,6 +21,7 @@ from surefoot.protocol.checkpoints.completeness import (
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.text import count_of
 from surefoot_operator import reasons
 from surefoot_operator.api.status import (
     CheckpointLatency,
@@ -99,18 +100,14 @@ def copy_spread(
     servers_by_rank = reading.servers_by_rank().get(checkpoint, {}).values()
     level = topology.highest_differing_level(server.node for server in reading.servers)
     if level is None or not servers_by_rank:
-        return f"{copies_text} on {_plural(copies, 'node')}"
+        return f"{copies_text} on {count_of(copies, 'node')}"
     paths = topology.differing_paths(server.node for server in reading.servers)
     domain_count = min(len({paths[server.node][0] for server in servers}) for servers in servers_by_rank)
-    domains_text = _plural(domain_count, spread_levels(topology_key)[level].noun)
+    domains_text = count_of(domain_count, spread_levels(topology_key)[level].noun)
     # fewer domains than copies: one failed domain could take every copy of that rank
     if domain_count < copies:
         return f"{copies_text}, for some ranks all within {domains_text}"
     return f"{copies_text} in {domains_text}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # ---- status conditions -----------------------------------------------------------------------------------------------
