@@ -27,12 +27,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from surefoot.ipc import stacks
-from surefoot.launcher import warm_imports
 from surefoot.launcher.import_observer import (
     ImportObserver,
     early_reader,
     installed_folders,
     is_installed,
+    local_folders,
     other_threads,
 )
 from surefoot.launcher.job_program import LaunchProgram, prepare_program, run_program
@@ -44,6 +44,7 @@ from surefoot.launcher.warm_imports import (
     changed_variable,
     import_program,
     plan_imports,
+    program_source,
     remaining_code,
     warm_up,
 )
@@ -88,7 +89,7 @@ def _import_frameworks(program: LaunchProgram, observer: ImportObserver, limit: 
     observer.recent_reads.clear()
     frameworks = [f"import {name}" for name in FRAMEWORKS][: limit - made_count]
     result = warm_up(frameworks, observer, {}, plan.module)
-    source = warm_imports.program_source(program)
+    source = program_source(program)
     problem = changed_variable(source, frozenset(observer.recent_reads)) if source else ""
     if problem:
         return Warmed(made_count, f"modules of torch for later use: {problem}")
@@ -101,12 +102,12 @@ def replaced_module(startup_modules: frozenset[str]) -> str | None:
     The program would get its own, as `queue.py` next to a script replaces the standard one.
     """
     folders = installed_folders()
-    local_folders = [entry for entry in sys.path if not is_installed(os.path.join(entry, "x"), folders)]
+    own_folders = local_folders(folders)
     names = {name.partition(".")[0] for name in set(sys.modules) - startup_modules - set(sys.builtin_module_names)}
     for name in sorted(names - {"__main__"}):
         if importlib.machinery.FrozenImporter.find_spec(name) is not None:
             continue
-        spec = importlib.machinery.PathFinder.find_spec(name, local_folders)
+        spec = importlib.machinery.PathFinder.find_spec(name, own_folders)
         if spec is not None and spec.origin is not None and not is_installed(spec.origin, folders):
             return f"{spec.origin} replaces the module {name}, which the fork server has imported already"
     return None
@@ -313,7 +314,7 @@ def _own_finders() -> tuple[Any, ...]:
     They are chosen before the fork and by the text of their paths: torch has a thousand folders.
     """
     folders = installed_folders()
-    own_folders = tuple(entry for entry in sys.path if not is_installed(os.path.join(entry, "x"), folders))
+    own_folders = tuple(local_folders(folders))
     finders = sys.path_importer_cache.items()
     return tuple(f for path, f in finders if f and path.startswith(own_folders) and not path.startswith(folders))
 

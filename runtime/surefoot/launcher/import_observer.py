@@ -72,13 +72,8 @@ FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 pyarrow starts it, and so do pandas, datasets and transformers' Trainer, whose imports take longest of all."""
 
 
-_STANDARD_CODE = (
-    "<frozen",
-    *(
-        os.path.join(folder, "")
-        for folder in {os.path.dirname(os.__file__), *map(os.path.realpath, [os.path.dirname(os.__file__)])}
-    ),
-)
+_STANDARD_FOLDER = os.path.dirname(os.__file__)
+_STANDARD_CODE = ("<frozen", f"{_STANDARD_FOLDER}/", f"{os.path.realpath(_STANDARD_FOLDER)}/")
 
 
 def other_threads() -> list[str]:
@@ -109,6 +104,11 @@ def is_installed(path: str, folders: tuple[str, ...]) -> bool:
     """Returns whether a file belongs to the standard library, an installed package or Surefoot itself."""
     own_folder = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     return os.path.realpath(path).startswith(tuple(folder + os.sep for folder in (*folders, own_folder)))
+
+
+def local_folders(folders: tuple[str, ...]) -> list[str]:
+    """Lists the entries of `sys.path` that are none of the installed packages' `folders`: the program's own."""
+    return [entry for entry in sys.path if not is_installed(os.path.join(entry, "x"), folders)]
 
 
 def local_module(names: set[str], folders: tuple[str, ...]) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.launcher.import_observer import ImportObserver, installed_folders, is_installed
+from surefoot.launcher.import_observer import ImportObserver, installed_folders, is_installed, local_folders
 from surefoot.launcher.job_program import LaunchProgram, prepare_module
 
 FRAMEWORKS = (
@@ -106,10 +106,10 @@ def plan_imports(program: LaunchProgram) -> ImportPlan:
     parents: list[str] = []
     module = None
     if program.module is not None:
-        found = _module_source(program.module)
-        if found is None:
+        module_source = _module_source(program.module)
+        if module_source is None:
             return ImportPlan(stops_at=f"the source of {program.module} was not found")
-        path, module, parents = found
+        path, module, parents = module_source
         package = parents[-1] if parents else ""
     try:
         plan = top_level_imports(path.read_text(encoding="utf-8"), package)
@@ -139,8 +139,8 @@ def program_source(program: LaunchProgram) -> Path | None:
     """Returns the program's source file; None if it is not found (starting the program will raise the error)."""
     if program.module is None:
         return Path(program.script or "")
-    found = _module_source(program.module)
-    return found[0] if found is not None else None
+    module_source = _module_source(program.module)
+    return module_source[0] if module_source is not None else None
 
 
 def imported_name(statement: str) -> str:
@@ -248,7 +248,7 @@ def _local_sources(path: Path) -> dict[Path, str]:
     """Reads the program and the modules outside the installed packages that its sources name in imports."""
     sources: dict[Path, str] = {}
     folders = installed_folders()
-    roots = [Path(entry) for entry in sys.path if not is_installed(entry + "/x", folders)]
+    roots = [Path(entry) for entry in local_folders(folders)]
     pending = [path]
     while pending and len(sources) < _MAX_LOCAL_SOURCES:
         file = pending.pop()
