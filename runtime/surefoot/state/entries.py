@@ -134,6 +134,11 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def covers_object(pattern: str, name: str) -> bool:
+    """Returns whether a pattern names the object of an entry: `optimizer` covers `optimizer.base_optimizer/…` too."""
+    return name.partition("/")[0].partition(".")[0] == pattern
+
+
 def outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
     """Lists the properties (name, dtype, shape) on which rebuilding entries depends."""
     return [(e.name, e.dtype, e.location.shape) for e in entries]
@@ -234,8 +239,7 @@ class AllowedDifferences:
         A pattern that matches an object, or the start of a name up to a `/`, covers every name below it.
         """
         return not self.strict or any(
-            fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") or name.partition("/")[0].partition(".")[0] == p
-            for p in self.optional
+            fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") or covers_object(p, name) for p in self.optional
         )
 
     def converts(self, entry: Entry, saved: SavedTensor) -> bool:

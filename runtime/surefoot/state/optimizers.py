@@ -49,10 +49,8 @@ from surefoot.state.tensor_locations import (
     is_checkpointable_tensor,
 )
 from surefoot.state.wrapping_optimizers import (
-    first_unknown,
-    is_inner,
+    KnownTensors,
     keeps_optimizers,
-    known_tensors,
     own_numbers,
     partitioned,
     reject_lost_tensors,
@@ -644,15 +642,15 @@ class OptimizerPart:
         ):
             return {}
         ignored: dict[str, torch.Tensor] = {}
-        state_dict, known = optimizer.state_dict(), known_tensors(optimizer)
-        if unknown := first_unknown(state_dict.get("state", {}), "state", known):
+        state_dict, known = optimizer.state_dict(), KnownTensors(optimizer)
+        if unknown := known.first_unknown(state_dict.get("state", {}), "state"):
             raise StateNotRestorable(
                 f"{unknown} of {self.name} is a tensor that {type(optimizer).__name__}.state_dict() has, and neither"
                 " optimizer.state nor an optimizer in its attributes: keep it in optimizer.state"
             )
         extra_values = {k: v for k, v in state_dict.items() if k not in ("state", "param_groups")}
         # tensors of an inner optimizer are saved under its own name, and so are its groups
-        extra_values = {k: v for k, v in extra_values.items() if not is_inner(v, known)}
+        extra_values = {k: v for k, v in extra_values.items() if not known.has_all_of(v)}
         tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in extra_values.items()}
         if ignored:
             raise StateNotRestorable(

@@ -6,7 +6,7 @@ a restore its load hooks run, as after `load_state_dict`. Hooks of torch's own w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import _IncompatibleKeys
 
 from surefoot.errors import StateMismatch, StateNotRestorable
+from surefoot.state.tensor_building import by_shape
 
 OWN = "~own/"
 """Prefix of a submodule's name, among a module's values, for the keys that it adds to its state_dict."""
@@ -75,16 +76,15 @@ class OwnState:
         if not self._is_whole:
             return {key: value for key, value in _local_state_dict(owner).items() if key not in _own_names(owner)}
         saved = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
-        names, tensors = {name for name, _ in saved}, [tensor for _, tensor in saved]
+        names = {name for name, _ in saved}
         nested = tuple(f"{name}." for name, child in owner.named_modules() if child is not owner and adds_state(child))
-        return {
+        added = {
             key: value
             for key, value in _state_dict_of(owner).items()
-            if key not in names
-            and not key.endswith("_extra_state")
-            and not (nested and key.startswith(nested))
-            and not (isinstance(value, torch.Tensor) and _is_copy_of_any(value, tensors))
+            if key not in names and not key.endswith("_extra_state") and not (nested and key.startswith(nested))
         }
+        copies = _keys_of_copies(added, [tensor for _, tensor in saved])
+        return {key: value for key, value in added.items() if key not in copies}
 
 
 def own_states(name: str, modules: Iterator[tuple[str, torch.nn.Module]], is_flat: bool) -> dict[str, OwnState]:
@@ -178,13 +178,28 @@ def _state_dict_of(owner: torch.nn.Module) -> dict[str, Any]:
         return dict(owner.state_dict())
 
 
-def _is_copy_of_any(value: torch.Tensor, saved: list[torch.Tensor]) -> bool:
-    """Returns whether a tensor is a view or a copy of a saved one: hooks rename, split and convert saved tensors."""
-    storage = value.untyped_storage().data_ptr() if value.layout == torch.strided else 0
-    for tensor in saved:
-        if storage and tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == storage:
-            return True
-        comparable = tensor.shape == value.shape and type(tensor.detach()) is torch.Tensor
-        if comparable and (torch.equal(tensor, value.to(tensor)) or torch.equal(tensor.to(value), value)):
-            return True
-    return False
+def _keys_of_copies(added: Mapping[str, Any], saved: Sequence[torch.Tensor]) -> set[str]:
+    """Returns the keys of views and copies of saved tensors: hooks rename, split and convert those."""
+    tensors = {key: value for key, value in added.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        return set()
+    storages, saved_by_shape = {_storage_address(tensor) for tensor in saved} - {0}, by_shape(saved)
+    return {
+        key
+        for key, value in tensors.items()
+        if _storage_address(value) in storages or _is_copy_of_any(value, saved_by_shape.get(value.shape, ()))
+    }
+
+
+def _storage_address(tensor: torch.Tensor) -> int:
+    """Returns where a tensor's storage begins; 0 if it has none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _is_copy_of_any(value: torch.Tensor, saved: Iterable[torch.Tensor]) -> bool:
+    """Returns whether a tensor equals a saved one of its shape, in either one's type."""
+    return any(
+        torch.equal(tensor, value.to(tensor)) or torch.equal(tensor.to(value), value)
+        for tensor in saved
+        if type(tensor.detach()) is torch.Tensor
+    )

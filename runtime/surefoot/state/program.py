@@ -21,6 +21,7 @@ from surefoot.state.entries import (
     Entry,
     SavedTensor,
     TensorKinds,
+    covers_object,
     dtype_from_name,
     dtype_name,
     fill_from,
@@ -531,8 +532,7 @@ class Program:
         return (inlined is not None and inlined.whose != "all") or self._is_named_local(name)
 
     def _is_named_local(self, name: str) -> bool:
-        kept_by = name.partition("/")[0].partition(".")[0]  # `optimizer` names `optimizer.base_optimizer` too
-        return any(fnmatchcase(name, pattern) or kept_by == pattern for pattern in self._local)
+        return any(fnmatchcase(name, pattern) or covers_object(pattern, name) for pattern in self._local)
 
 
 def _with_kept_objects(objects: Mapping[str, Any]) -> dict[str, Any]:

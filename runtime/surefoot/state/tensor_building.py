@@ -7,7 +7,7 @@ still running. Used by the parts of a program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -90,6 +90,14 @@ def _resolve_object(saved: NamedObject, live: Any, path: str) -> Any:
         f"{path} is {saved} in the checkpoint and {live_text} here: classes and functions are never taken from a checkpoint,"
         " so build the program with the same one in its place"
     )
+
+
+def by_shape(tensors: Iterable[torch.Tensor]) -> dict[torch.Size, list[torch.Tensor]]:
+    """Groups tensors by shape, so that only those that can be equal to another one are compared with it."""
+    groups: dict[torch.Size, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.shape, []).append(tensor)
+    return groups
 
 
 def marks(tree: Any) -> list[TensorPlaceholder]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from surefoot.errors import StateNotRestorable
 from surefoot.staging.host_copies import PLAIN_CLASSES
-from surefoot.state.tensor_building import extract_tensors, marks
+from surefoot.state.tensor_building import by_shape, extract_tensors, marks
 
 
 def kept_objects(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
@@ -53,7 +53,7 @@ def reject_lost_tensors(name: str, optimizer: torch.optim.Optimizer) -> None:
         return
     attributes = {k: v for k, v in vars(optimizer).items() if k not in _APART and isinstance(v, _CONTAINERS)}
     attributes = {k: v for k, v in attributes.items() if _has_only_tensors(v)}
-    if unknown := first_unknown(attributes, name, known_tensors(optimizer)):
+    if unknown := KnownTensors(optimizer).first_unknown(attributes, name):
         raise StateNotRestorable(
             f"{unknown} is a tensor of a {type(optimizer).__name__} around another optimizer, and no optimizer's state has"
             " it: keep it in the state of the parameter that it belongs to"
@@ -64,29 +64,45 @@ def state_of(optimizer: torch.optim.Optimizer) -> Any:
     return getattr(optimizer, "state", None)
 
 
-def known_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Lists parameters and state tensors of an optimizer and of those that it keeps."""
+class KnownTensors:
+    """Parameters and state tensors of an optimizer and of those that it keeps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        tensors = list(_tensors_of(optimizer))
+        plain = [tensor for tensor in tensors if type(tensor) in PLAIN_CLASSES]
+        self._tensors = tensors  # kept alive, so that an id stays that of one tensor
+        self._ids = {id(tensor) for tensor in tensors}
+        self._places = {(tensor.data_ptr(), tensor.shape) for tensor in plain}
+        self._by_shape = by_shape(plain)
+
+    def first_unknown(self, tree: Any, path: str) -> str | None:
+        """Returns the path of the first tensor in a tree that is none of these, nor equal to one."""
+        tensors: dict[str, torch.Tensor] = {}
+        extract_tensors(tree, path, tensors)
+        return next((name for name, tensor in tensors.items() if not self._has(tensor)), None)
+
+    def has_all_of(self, value: Any) -> bool:
+        """Returns whether a value of a state_dict has tensors, and all of them are known: an inner optimizer's."""
+        return bool(marks(extract_tensors(value, "", {}))) and self.first_unknown(value, "") is None
+
+    def _has(self, tensor: torch.Tensor) -> bool:
+        if id(tensor) in self._ids or type(tensor) not in PLAIN_CLASSES:
+            return True
+        same_shape = self._by_shape.get(tensor.shape, ())
+        return (tensor.data_ptr(), tensor.shape) in self._places or any(
+            torch.equal(t, tensor.to(t)) for t in same_shape
+        )
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for number, state in enumerate((state_of(optimizer) or {}).values()):
         extract_tensors(state, str(number), tensors)
-    known = [*tensors.values(), *chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+    yield from tensors.values()
+    yield from chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for _, kept in kept_objects(optimizer):
-        known += known_tensors(kept) if isinstance(kept, torch.optim.Optimizer) else []
-    return known
-
-
-def first_unknown(tree: Any, path: str, known: Sequence[torch.Tensor]) -> str | None:
-    """Returns the path of the first tensor in a tree that is none of the known ones, nor equal to one."""
-    tensors: dict[str, torch.Tensor] = {}
-    extract_tensors(tree, path, tensors)
-    places = {(t.data_ptr(), t.shape) for t in known if type(t) in PLAIN_CLASSES}
-    known_ids = {id(t) for t in known}
-    for name, tensor in tensors.items():
-        if id(tensor) in known_ids or type(tensor) not in PLAIN_CLASSES or (tensor.data_ptr(), tensor.shape) in places:
-            continue
-        if not any(t.shape == tensor.shape and torch.equal(t, tensor.to(t)) for t in known if type(t) in PLAIN_CLASSES):
-            return name
-    return None
+        if isinstance(kept, torch.optim.Optimizer):
+            yield from _tensors_of(kept)
 
 
 _CONTAINERS = (list, tuple, dict)
@@ -98,11 +114,6 @@ def _has_only_tensors(value: Any) -> bool:
         return value.numel() > 1
     children = list(value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else []
     return bool(children) and all(map(_has_only_tensors, children))
-
-
-def is_inner(value: Any, known: Sequence[torch.Tensor]) -> bool:
-    """Returns whether a value of a state_dict is an inner optimizer's: it has tensors, and all of them are known."""
-    return bool(marks(extract_tensors(value, "", {}))) and first_unknown(value, "", known) is None
 
 
 def partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
