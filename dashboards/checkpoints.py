@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from dashboards import living, saving
 from dashboards.frame import finished, framed, marked
-from dashboards.panels import JOB, YES_NO, age, lines, now, number, query
+from dashboards.panels import GOODPUT_BOUNDS, JOB, YES_NO, age, lines, now, number, query
 from dashboards.saving import LATENCY_BOUNDS, latency_now, latency_over_time
 
 UID = "surefoot-checkpoints"
@@ -52,7 +52,7 @@ def _at_a_glance(whole: dashboard.Dashboard) -> None:
             "Share of training that was not run again, of all time but suspension.",
             "percentunit",
             now(f"max by (namespace, job) (surefoot_job_goodput_ratio{{{JOB}}})", "{{job}}"),
-            bounds={0: "red", 0.8: "orange", 0.95: "green"},
+            bounds=GOODPUT_BOUNDS,
             width=3,
         )
     )
@@ -117,9 +117,9 @@ def _over_time(whole: dashboard.Dashboard) -> None:
     )
     median = f"surefoot_step_duration_seconds_bucket{{{JOB}}}[$__rate_interval]"
     interval = (
-        f"(max by (namespace, job) (surefoot_checkpoint_interval_steps{{{JOB}, tier=%r}}) * on (namespace, job)"
+        f'(max by (namespace, job) (surefoot_checkpoint_interval_steps{{{JOB}, tier="%s"}}) * on (namespace, job)'
         f" histogram_quantile(0.5, sum by (namespace, job, le) (rate({median}))))"
-    ).replace("%r", '"%s"')
+    )
     spread = f'surefoot_checkpoint_duration_seconds_bucket{{{JOB}, tier="%s", phase="%s"}}[$__rate_interval]'
     whole.with_panel(
         lines(

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
 
 from dashboards.frame import finished, framed
-from dashboards.panels import JOB, age, lines, now, number, query, worst
+from dashboards.panels import GOODPUT_BOUNDS, JOB, age, lines, now, number, query, worst
 from dashboards.saving import LATENCY, LATENCY_BOUNDS, latency_now
 
 UID = "surefoot-fleet"
@@ -37,7 +37,7 @@ def _now(whole: dashboard.Dashboard) -> None:
             "Of jobs, each its share of training that was not run again.",
             "percentunit",
             now(f"avg(max by (namespace, job) (surefoot_job_goodput_ratio{{{JOB}}}))", "goodput"),
-            bounds={0: "red", 0.8: "orange", 0.95: "green"},
+            bounds=GOODPUT_BOUNDS,
             width=3,
         )
     )
@@ -150,7 +150,7 @@ def _worst(whole: dashboard.Dashboard) -> None:
             f"bottomk({MOST}, max by (namespace, job) (surefoot_job_goodput_ratio{{{JOB}}}))",
             "Goodput",
             ascending=True,
-            bounds={0: "red", 0.8: "orange", 0.95: "green"},
+            bounds=GOODPUT_BOUNDS,
         )
     )
     whole.with_panel(

@@ -5,7 +5,7 @@ Pure: builds values of Grafana's foundation SDK, which knows the JSON. Called by
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common as common_models
@@ -21,8 +21,12 @@ JOB = 'namespace=~"$namespace", job=~"$job"'
 HEIGHT = 8
 STAT_HEIGHT = 4
 
+_Panel = TypeVar("_Panel", timeseries.Panel, heatmap.Panel, stat.Panel, table.Panel)
+
 Bounds = dict[float, str]
 """From which value on which colour; the first one's value is what everything is above."""
+
+GOODPUT_BOUNDS: Bounds = {0: "red", 0.8: "orange", 0.95: "green"}
 
 YES_NO = {"0": ("No", "red"), "1": ("Yes", "green")}
 
@@ -35,6 +39,11 @@ def age(of: str) -> str:
 def query(expression: str, legend: str = "") -> prometheus.Dataquery:
     """A time series. `legend`: Grafana's own braces around a label's name."""
     return prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format(legend).range()
+
+
+def _framed(panel: _Panel, title: str, about: str, width: int, height: int) -> _Panel:
+    """What every kind of panel has alike."""
+    return panel.title(title).description(about).datasource(SOURCE).span(width).height(height)
 
 
 def lines(
@@ -60,13 +69,8 @@ def lines(
         bounds: Values from which on something is wrong, drawn as lines.
     """
     panel = (
-        timeseries.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
+        _framed(timeseries.Panel(), title, about, width, HEIGHT)
         .unit(unit)
-        .span(width)
-        .height(HEIGHT)
         .fill_opacity(70 if stacked else 8)
         .show_points(common_models.VisibilityMode.NEVER)
         .tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
@@ -99,14 +103,9 @@ def lines(
 def heat(title: str, about: str, buckets: str, width: int = 6) -> heatmap.Panel:
     """A histogram over time. `buckets`: the selector of a latency histogram's buckets."""
     expression = f"sum by (le) (increase({buckets}[$__rate_interval]))"
-    found = prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format("{{le}}").ref_id("A")
+    bucket_query = query(expression, "{{le}}").format(PromQueryFormat.HEATMAP).ref_id("A")
     return (
-        heatmap.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .span(width)
-        .height(HEIGHT)
+        _framed(heatmap.Panel(), title, about, width, HEIGHT)
         .calculate(False)
         .color(
             heatmap.HeatmapColorOptions()
@@ -125,7 +124,7 @@ def heat(title: str, about: str, buckets: str, width: int = 6) -> heatmap.Panel:
             .y_histogram(True)
             .show_color_scale(False)
         )
-        .targets([found.format(PromQueryFormat.HEATMAP).range()])
+        .targets([bucket_query])
     )
 
 
@@ -154,13 +153,8 @@ def number(
         width: Of the 24 columns.
     """
     panel = (
-        stat.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
+        _framed(stat.Panel(), title, about, width, STAT_HEIGHT)
         .unit(unit)
-        .span(width)
-        .height(STAT_HEIGHT)
         .thresholds(_thresholds(bounds or {0.0: "blue"}))
         .color_mode(common_models.BigValueColorMode.VALUE)
         .graph_mode(common_models.BigValueGraphMode.NONE)
@@ -216,12 +210,7 @@ def worst(
     }
     colored = dashboard_models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
     return (
-        table.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .span(12)
-        .height(HEIGHT)
+        _framed(table.Panel(), title, about, 12, HEIGHT)
         .unit(unit)
         .no_value("none")
         .thresholds(_thresholds(bounds or {0.0: "text"}))
