@@ -209,12 +209,12 @@ def _result_words(comparison: Comparison) -> str:
     if comparison.bit_exact:
         return "result identical bit for bit"
     differences = (comparison.max_parameter_difference, comparison.max_loss_difference)
-    known = [difference for difference in differences if difference is not None]
-    if not known:
+    measured = [difference for difference in differences if difference is not None]
+    if not measured:
         return ""
-    if max(known) <= MAX_ROUNDING_DIFFERENCE:
-        return f"result identical to {max(known):.0e}" if max(known) else "result identical"
-    return f"result differs from the undisturbed run by up to {max(known):.2g}"
+    if max(measured) <= MAX_ROUNDING_DIFFERENCE:
+        return f"result identical to {max(measured):.0e}" if max(measured) else "result identical"
+    return f"result differs from the undisturbed run by up to {max(measured):.2g}"
 
 
 def _count(count: int, noun: str) -> str:

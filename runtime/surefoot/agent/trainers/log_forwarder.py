@@ -231,11 +231,11 @@ def _delete_older_part(path: Path) -> int:
     """
     with path.open("r+b") as file:
         old_bytes = file.seek(-KEPT_BYTES, 2) + KEPT_BYTES
-        kept = file.read(KEPT_BYTES).partition(b"\n")[2]
+        newest = file.read(KEPT_BYTES).partition(b"\n")[2]
         file.truncate(0)
         file.seek(0)
-        notice = f"[surefoot] {old_bytes - len(kept)} older bytes were deleted: this log had more than {MAX_FILE_BYTES} bytes\n"
-        file.write(notice.encode() + kept)
+        notice = f"[surefoot] {old_bytes - len(newest)} older bytes were deleted: this log had more than {MAX_FILE_BYTES} bytes\n"
+        file.write(notice.encode() + newest)
         return file.tell()
 
 
